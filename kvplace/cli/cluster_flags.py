@@ -143,15 +143,15 @@ def _metadata(context: click.Context, resource: str, selector: str = "") -> list
     from kvplace.cli.live_cluster import open_cluster, run_until_interrupt
     from kvplace.core.errors import KvplaceError
     from kvplace.core.strict_json import json_object
-    from kvplace.kube.session import METADATA_LIST, Call, path_of
+    from kvplace.kube.session import METADATA_LIST, Call
+    from kvplace.kube.watches import ApiKind
 
     flags = ClusterFlags(**{name: context.params[name] for name in FLAG_NAMES if context.params.get(name)})
     query = {"limit": str(_MOST_NAMES)} | ({"labelSelector": selector} if selector else {})
 
     async def answer() -> bytes:
         async with open_cluster(flags) as live:
-            inside = ("namespaces", live.namespace) if selector and live.namespace else ()
-            path = path_of("api", "v1", *inside, resource)
+            path = ApiKind(resource).path(namespace=live.namespace if selector else "")
             call = Call("list", resource, path, query=query, accept=METADATA_LIST)
             return await live.session.request(call, limit=1 << 24)
 

@@ -100,10 +100,10 @@ async def _carry_out(
 ) -> tuple[list[MoveResult], bool]:
     """Make the moves and report each; the first Ctrl-C lets the present one end."""
     from kvplace.cli.live_cluster import on_interrupt
-    from kvplace.kube.api_cluster import MovingCluster
+    from kvplace.kube.api_cluster import ApiCluster
     from kvplace.plan.defragmentation_run import carry_out
 
-    client = MovingCluster(live.session)
+    client = ApiCluster(live.session, component="defragment")
     stopped = False
     results: list[MoveResult] = []
 

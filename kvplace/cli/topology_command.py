@@ -248,9 +248,9 @@ async def _described(
 
     import msgspec
 
-    from kvplace.core.node_topology import GROUP, VERSION, node_topology
+    from kvplace.core.node_topology import node_topology
     from kvplace.kube.node_filters import SchedulableNode
-    from kvplace.kube.object_client import ApiKind
+    from kvplace.kube.watches import TOPOLOGIES, ApiKind
     from kvplace.nodes.cluster_reading import read_node
     from kvplace.nodes.describing_pod import (
         check_node,
@@ -291,7 +291,7 @@ async def _described(
         reserved, said = await reserved_by_kubelet(writer, node, topology)
         say(said)
     document = node_topology(node, replace(topology, reserved=reserved))
-    topologies = ApiKind("nodetopologies", GROUP, VERSION)
+    topologies = TOPOLOGIES.api
     if applied:
         try:
             await writer.apply(topologies, document, manager=_MANAGER)
@@ -305,7 +305,7 @@ async def _described(
 
 async def _serve(reader: ObjectClient) -> tuple[str, str]:
     """Find the namespace and the image of `serve`; empty where it is not installed."""
-    from kvplace.kube.object_client import ApiKind
+    from kvplace.kube.watches import ApiKind
 
     labels = "app.kubernetes.io/name=kvplace,app.kubernetes.io/component=serve"
     for one in await reader.read_list(ApiKind("deployments", "apps"), labels=labels):

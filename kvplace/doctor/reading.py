@@ -33,8 +33,8 @@ from kvplace.doctor.program_checks import joined, releases_of
 from kvplace.kube.api_errors import Denied, NotFound, Unauthenticated
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import SchedulableNode
-from kvplace.kube.object_client import ApiKind, Document, ObjectReader, at, items_at
-from kvplace.kube.watches import ListClient
+from kvplace.kube.object_client import Document, ObjectReader, at, items_at
+from kvplace.kube.watches import ApiKind, ListClient
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView
 

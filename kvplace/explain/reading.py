@@ -31,9 +31,9 @@ from kvplace.explain.notes import (
 )
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import PodDemands, SchedulableNode, demands_of, obstacle
-from kvplace.kube.object_client import ApiKind, Document, ObjectReader, condition
+from kvplace.kube.object_client import Document, ObjectReader, condition
 from kvplace.kube.reported_vms import reported_vmi
-from kvplace.kube.watches import ListClient
+from kvplace.kube.watches import ApiKind, ListClient
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView, with_devices_of_claims
 from kvplace.nodes.dra_devices import read_dra_devices

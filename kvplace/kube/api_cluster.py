@@ -27,22 +27,23 @@ import msgspec
 from kvplace.core.cluster.victims import DisruptionBudget
 from kvplace.core.errors import Conflict, Refused
 from kvplace.core.ledger import LedgerChange
-from kvplace.core.node_topology import GROUP, VERSION, topology_document
+from kvplace.core.node_topology import API_VERSION, GROUP, RESOURCE_TOPOLOGY_VERSION, topology_document
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.kube import custom_objects
 from kvplace.kube.api_errors import NotFound, Rejected, decoded
-from kvplace.kube.api_list_watch import ApiListWatch, ListForm, Resource
-from kvplace.kube.api_migrations import (
-    MIGRATION_RESOURCES,
-    create_migration_call,
-    delete_migration_call,
+from kvplace.kube.api_list_watch import ApiListWatch, ListForm, Reader
+from kvplace.kube.custom_objects import (
+    TopologyReader,
+    ledger_record,
+    new_ledger,
+    resource_topology_record,
+    write_ledger_call,
 )
-from kvplace.kube.custom_objects import TopologyReader, ledger_record, resource_topology_record
 from kvplace.kube.events import EventRecord
 from kvplace.kube.list_watch import ListWatch, follow
-from kvplace.kube.migrations import PlannedMigration
-from kvplace.kube.object_client import ApiKind, ObjectClient
+from kvplace.kube.migrations import MIGRATIONS, PlannedMigration
+from kvplace.kube.node_filters import RUNNING_VMIS, SCHEDULABLE_NODES, RunningVmi, SchedulableNode
+from kvplace.kube.object_client import ObjectClient
 from kvplace.kube.object_records import (
     Condition,
     LedgerRecord,
@@ -56,24 +57,21 @@ from kvplace.kube.object_records import (
 from kvplace.kube.objects import (
     COMPUTE,
     BudgetObject,
+    MigrationObject,
     NodeRow,
     PodObject,
     RawObject,
     agent_pod_record,
     disruption_budget,
+    migration_record,
     node_of_row,
     node_record,
     pod_record,
     vmi_record,
 )
-from kvplace.kube.reported_vms import VM_RESOURCES
-from kvplace.kube.resource_claims import (
-    DRA_RESOURCES,
-    read_resource_claim,
-    read_resource_claim_call,
-    write_claim_status_call,
-)
-from kvplace.kube.session import MERGE_PATCH, METADATA_ONLY, STRATEGIC_MERGE_PATCH, Call, Session, path_of
+from kvplace.kube.reported_vms import VM_READERS
+from kvplace.kube.resource_claims import DRA_READERS, RESOURCE_CLAIM, resource_claim_record
+from kvplace.kube.session import JSON, MERGE_PATCH, METADATA_ONLY, STRATEGIC_MERGE_PATCH, Call, Session
 from kvplace.kube.watches import (
     AGENT_PODS,
     EVERYTHING,
@@ -84,6 +82,7 @@ from kvplace.kube.watches import (
     RESOURCE_CLAIMS,
     TOPOLOGIES,
     VMIS,
+    ApiKind,
     Kind,
     Selector,
     WatchEvent,
@@ -119,26 +118,10 @@ class ApiCluster:
         self._written_by = {"fieldManager": component if component == "kvplace" else f"kvplace-{component}"}
         self._instance = (os.environ.get("POD_NAME") or socket.gethostname())[:128]
         self._now = now
-        self._resources: Mapping[Kind[Any, Any], Resource[Any]] = {
-            PODS: Resource.of("pods", path_of("api", "v1", "pods"), _POD, pod_record),
-            NODES: Resource.of(
-                "nodes", path_of("api", "v1", "nodes"), _RAW, node_record, form=ListForm.METADATA
-            ),
-            NODE_STATUSES: Resource.of(
-                "nodes", path_of("api", "v1", "nodes"), _NODE_ROW, node_of_row, form=ListForm.TABLE
-            ),
-            TOPOLOGIES: _custom(custom_objects.TOPOLOGY, TopologyReader().record),
-            LEDGERS: _custom(custom_objects.LEDGER, self._ledger_record),
-            VMIS: Resource.of(
-                "virtualmachineinstances",
-                path_of("apis", "kubevirt.io", "v1", "virtualmachineinstances"),
-                _RAW,
-                vmi_record,
-            ),
-            AGENT_PODS: Resource.of(AGENT_PODS.name, path_of("api", "v1", "pods"), _POD, agent_pod_record),
-            **VM_RESOURCES,
-            **MIGRATION_RESOURCES,
-            **DRA_RESOURCES,
+        self._readers: Mapping[Kind[Any, Any], Reader[Any]] = {
+            **_READERS,
+            TOPOLOGIES: Reader.of(_RAW, TopologyReader().record),
+            LEDGERS: Reader.of(_RAW, self._ledger_record),
         }
         self._written: OrderedDict[tuple[str, str], LedgerRecord] = OrderedDict()
 
@@ -170,36 +153,33 @@ class ApiCluster:
             "metadata": metadata,
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
-        path = _pod_path(namespace, pod, "binding")
-        await self._session.request(
-            Call("create", "pods/binding", path, name=f"{namespace}/{pod}", body=_encode(binding)),
-            attempts=1,  # only the caller knows until when the claim behind it stays
-        )
+        call = Call.on("create", PODS.api, pod, "binding", namespace=namespace, document=binding)
+        # Once: only the caller knows until when the claim behind it stays.
+        await self._session.request(call, attempts=1)
 
     async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
         """Read a pod as the API server has it now; None when there is none."""
-        body = await self._get("pods", _pod_path(namespace, name), name)
-        return None if body is None else pod_record(decoded(_POD, body, "pods"))
+        found = await self._session.read(PODS.api, name, _POD, namespace=namespace)
+        return None if found is None else pod_record(found)
 
     async def read_resource_claim(self, namespace: str, name: str) -> ResourceClaimRecord | None:
         """Read a ResourceClaim as the API server has it now; None when there is none."""
-        try:
-            body = await self._session.request(read_resource_claim_call(namespace, name))
-        except NotFound:
-            return None
-        return read_resource_claim(body)
+        found = await self._session.read(RESOURCE_CLAIMS.api, name, RESOURCE_CLAIM, namespace=namespace)
+        return None if found is None else resource_claim_record(found)
 
     async def write_claim_status(self, claim: ResourceClaimRecord, status: Mapping[str, Any]) -> str:
         """Change allocation and reservedFor of a ResourceClaim, None removes one; returns its new version.
 
         Raises Conflict when it has changed since `claim` was read, and Refused when it is gone.
         """
-        body = await self._session.request(write_claim_status_call(claim, status))
-        return decoded(_RAW, body, RESOURCE_CLAIMS.name).metadata.resource_version
+        change = {"metadata": {"resourceVersion": claim.resource_version}, "status": dict(status)}
+        body = await self._patch(RESOURCE_CLAIMS.api, claim.namespace, claim.name, change, "status")
+        return _stored(body, RESOURCE_CLAIMS.api).metadata.resource_version
 
     async def read_disruption_budgets(self) -> tuple[DisruptionBudget, ...]:
         """Read all PodDisruptionBudgets of the cluster, page by page."""
-        return await ApiListWatch(self._session, _BUDGETS, EVERYTHING, page_size=self._page_size).read_all()
+        listed = ApiListWatch(self._session, _BUDGETS, _BUDGET, EVERYTHING, page_size=self._page_size)
+        return await listed.read_all()
 
     async def replace_placement(
         self, namespace: str, pod: str, uid: PodUid, annotations: Mapping[str, str | None]
@@ -262,8 +242,10 @@ class ApiCluster:
         spec = topology_document(topology)
         if before is not None:
             return await self._patch_topology(node.name, before.resource_version, {"spec": spec})
-        body = await self._session.request(custom_objects.create_topology_call(node, spec, self._written_by))
-        return decoded(_RAW, body, custom_objects.TOPOLOGY).metadata.resource_version
+        metadata = _metadata_of_new(node)
+        document = {"apiVersion": API_VERSION, "kind": "NodeTopology", "metadata": metadata, "spec": spec}
+        body = await self._write("create", TOPOLOGIES.api, node.name, document)
+        return _stored(body, TOPOLOGIES.api).metadata.resource_version
 
     async def write_topology_status(self, node: NodeName, status: TopologyStatus, version: str) -> str:
         """Replace the status of a NodeTopology that still has this resource version; returns the new one.
@@ -274,11 +256,8 @@ class ApiCluster:
 
     async def read_resource_topology(self, node: NodeName) -> ResourceTopologyRecord | None:
         """Read the writer of a NodeResourceTopology; None where there is none, or no such kind."""
-        try:
-            body = await self._session.request(custom_objects.read_resource_topology_call(node))
-        except NotFound:
-            return None
-        return resource_topology_record(decoded(_RAW, body, custom_objects.RESOURCE_TOPOLOGY))
+        found = await self._session.read(_RESOURCE_TOPOLOGIES, node, _RAW, accept=METADATA_ONLY)
+        return None if found is None else resource_topology_record(found)
 
     async def write_resource_topology(
         self, node: NodeRecord, document: Mapping[str, Any], before: ResourceTopologyRecord | None
@@ -287,52 +266,48 @@ class ApiCluster:
 
         Raises Conflict when there is another one by now, and Refused when the cluster has no such kind.
         """
-        body = await self._session.request(
-            custom_objects.write_resource_topology_call(node, document, before, self._written_by)
-        )
-        return resource_topology_record(decoded(_RAW, body, custom_objects.RESOURCE_TOPOLOGY))
+        verb, metadata = "create", _metadata_of_new(node)
+        if before is not None:
+            verb, metadata = "patch", {"resourceVersion": before.resource_version}
+        document = {**document, "metadata": {**document["metadata"], **metadata}}
+        body = await self._write(verb, _RESOURCE_TOPOLOGIES, node.name, document)
+        return resource_topology_record(_stored(body, _RESOURCE_TOPOLOGIES))
 
     async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """Read a VirtualMachineInstance as JSON; None when there is none."""
-        body = await self._get("virtualmachineinstances", _vmi_path(namespace, name), name)
-        if body is None:
-            return None
-        return decoded(_MAPPING, body, "virtualmachineinstances")
+        return await self._session.read(VMIS.api, name, _MAPPING, namespace=namespace)
 
     async def pods_at(self, address: str, *, in_host_network: bool) -> tuple[str, ...]:
         """Name the pods with this first IP address that have not ended, as `namespace/name`."""
         network = f"spec.hostNetwork={str(in_host_network).lower()}"
         fields = f"status.podIP={address},{network},status.phase!=Succeeded,status.phase!=Failed"
-        found = await ObjectClient(self._session).read_cached_list_as(RawObject, ApiKind("pods"), fields)
+        found = await ObjectClient(self._session).read_cached_list_as(RawObject, PODS.api, fields)
         return tuple(f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in found)
 
     async def read_ledger(self, node: NodeName) -> LedgerRecord | None:
         """Read a ledger, as `LedgerClient` states."""
-        try:
-            body = await self._session.request(custom_objects.read_ledger_call(node))
-        except NotFound:
-            return None
-        return ledger_record(decoded(_RAW, body, custom_objects.LEDGER))
+        found = await self._session.read(LEDGERS.api, node, _RAW)
+        return None if found is None else ledger_record(found)
 
     async def create_ledger(self, node: NodeName) -> LedgerRecord:
         """Create an empty ledger, as `LedgerClient` states."""
         try:
-            body = await self._session.request(custom_objects.create_ledger_call(node))
+            body = await self._write("create", LEDGERS.api, node, new_ledger(node), accept=JSON)
         except Conflict:
             there = await self.read_ledger(node)
             if there is None:
                 raise
             return there
-        return ledger_record(decoded(_RAW, body, custom_objects.LEDGER))
+        return ledger_record(_stored(body, LEDGERS.api))
 
     async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
         """Change a ledger, as `LedgerClient` states."""
         after = before.ledger.after(change)
         try:
-            body = await self._session.request(custom_objects.write_ledger_call(before, change, after))
+            body = await self._session.request(write_ledger_call(before, change, after))
         except NotFound as error:
             raise Conflict(f"the ledger of node {before.node} is gone") from error
-        stored = decoded(_RAW, body, custom_objects.LEDGER).metadata
+        stored = _stored(body, LEDGERS.api).metadata
         written = LedgerRecord(
             before.node, after, stored.resource_version, stored.uid, is_whole=before.is_whole
         )
@@ -346,8 +321,10 @@ class ApiCluster:
 
         Raises Conflict when it has changed, is another one, or still has owners.
         """
+        still = {"resourceVersion": before.resource_version, "uid": before.uid}
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": still}
         try:
-            await self._session.request(custom_objects.delete_ledger_call(before))
+            await self._session.request(Call.on("delete", LEDGERS.api, before.node, document=options))
         except NotFound:
             return
         except Rejected as error:
@@ -357,35 +334,57 @@ class ApiCluster:
 
     async def record_event(self, event: EventRecord) -> None:
         """Write one event."""
-        await self._session.request(
-            Call(
-                "create",
-                "events.events.k8s.io",
-                path_of("apis", "events.k8s.io", "v1", "namespaces", event.namespace, "events"),
-                name=event.regarding.name,
-                body=_encode(
-                    event.document(controller=self._controller, instance=self._instance, now=self._now())
-                ),
-                accept=METADATA_ONLY,
-            )
+        document = event.document(controller=self._controller, instance=self._instance, now=self._now())
+        call = Call.on(
+            "create",
+            _EVENTS,
+            event.regarding.name,
+            namespace=event.namespace,
+            document=document,
+            accept=METADATA_ONLY,
         )
+        await self._session.request(call)
 
     async def annotate_node(self, node: NodeName, annotations: Mapping[str, str | None]) -> None:
         """Set annotations of a node, None removes one; others stay. Raises Refused when the node is gone."""
-        body = {"metadata": {"annotations": dict(annotations)}}
-        await self._patch("nodes", path_of("api", "v1", "nodes", node), node, body)
+        await self._patch(NODES.api, "", node, {"metadata": {"annotations": dict(annotations)}})
+
+    async def annotate_vm(self, pod: PodRecord, key: str, value: str | None) -> None:
+        """Write an annotation of the VMI of a pod, or of a plain pod; None removes it.
+
+        Only users have the right, for `kvplace defragment`.
+        """
+        if not pod.vmi:
+            await self._annotate_pod(pod.namespace, pod.name, pod.uid, {key: value})
+            return
+        change = {"metadata": {"uid": pod.vmi_uid, "annotations": {key: value}}}
+        await self._patch(VMIS.api, pod.namespace, pod.vmi, change)
 
     async def create_migration(self, migration: PlannedMigration, *, dry_run: bool = False) -> None:
         """Create a live migration, or only ask whether KubeVirt would accept it.
 
         Raises Conflict when there is one of this name, and Rejected or Forbidden when KubeVirt refuses it.
         """
-        await self._session.request(create_migration_call(migration, self._written_by, dry_run=dry_run))
+        query = {**self._written_by, **({"dryRun": "All"} if dry_run else {})}
+        call = Call.on(
+            "create",
+            MIGRATIONS.api,
+            migration.name,
+            namespace=migration.namespace,
+            query=query,
+            document=migration.document(),
+            accept=METADATA_ONLY,
+        )
+        await self._session.request(call)
 
     async def delete_migration(self, namespace: str, name: str) -> None:
-        """Delete a live migration; one that is gone already is not an error."""
+        """Delete a live migration: KubeVirt then removes its target pod, or aborts it.
+
+        One that is gone already is not an error.
+        """
+        call = Call.on("delete", MIGRATIONS.api, name, namespace=namespace, accept=METADATA_ONLY)
         with contextlib.suppress(NotFound):
-            await self._session.request(delete_migration_call(namespace, name))
+            await self._session.request(call)
 
     async def close(self) -> None:
         """End all watches and connections."""
@@ -393,7 +392,8 @@ class ApiCluster:
 
     def _list_watch(self, kind: Kind[K, R], selector: Selector) -> ApiListWatch[R]:
         selector.check(kind)
-        return ApiListWatch(self._session, self._resources[kind], selector, page_size=self._page_size)
+        reader = self._readers[kind]
+        return ApiListWatch(self._session, kind.api, reader, selector, page_size=self._page_size)
 
     def _ledger_record(self, document: RawObject) -> LedgerRecord:
         """Read a watched ledger, unless it is the echo of a write of ours, as most are.
@@ -407,89 +407,91 @@ class ApiCluster:
     async def _patch_topology(
         self, node: NodeName, version: str, change: Mapping[str, Any], *subresource: str
     ) -> str:
-        call = custom_objects.change_topology_call(node, version, change, self._written_by, *subresource)
-        body = await self._session.request(call)
-        return decoded(_RAW, body, custom_objects.TOPOLOGY).metadata.resource_version
+        document = {"metadata": {"resourceVersion": version}, **change}
+        body = await self._patch(TOPOLOGIES.api, "", node, document, *subresource)
+        return _stored(body, TOPOLOGIES.api).metadata.resource_version
 
     async def _annotate_pod(
         self, namespace: str, pod: str, uid: PodUid, annotations: Mapping[str, str | None]
     ) -> None:
         """Set annotations of the pod with this UID, None removes one; others stay."""
-        body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
-        await self._patch("pods", _pod_path(namespace, pod), f"{namespace}/{pod}", body)
+        change = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
+        await self._patch(PODS.api, namespace, pod, change)
 
     async def _patch_pod(
         self, pod: PodRecord, subresource: str, metadata: Mapping[str, str], change: Mapping[str, Any]
     ) -> None:
         """Change a subresource of the pod with this metadata; other entries of its lists stay."""
-        path = _pod_path(pod.namespace, pod.name, subresource)
-        body = {"metadata": metadata, **change}
-        name = f"{pod.namespace}/{pod.name}"
-        await self._patch(f"pods/{subresource}", path, name, body, patch_type=STRATEGIC_MERGE_PATCH)
+        document = {"metadata": metadata, **change}
+        kind = STRATEGIC_MERGE_PATCH
+        await self._patch(PODS.api, pod.namespace, pod.name, document, subresource, patch_type=kind)
 
     async def _patch(
-        self, resource: str, path: str, name: str, body: object, *, patch_type: str = MERGE_PATCH
-    ) -> None:
-        await self._session.request(
-            Call(
-                "patch",
-                resource,
-                path,
-                name=name,
-                query=self._written_by,
-                body=_encode(body),
-                accept=METADATA_ONLY,
-                patch_type=patch_type,
-            )
+        self,
+        kind: ApiKind,
+        namespace: str,
+        name: str,
+        change: object,
+        *subresource: str,
+        patch_type: str = MERGE_PATCH,
+    ) -> bytes:
+        return await self._write(
+            "patch", kind, name, change, *subresource, namespace=namespace, patch_type=patch_type
         )
 
-    async def _get(self, resource: str, path: str, name: str) -> bytes | None:
-        try:
-            return await self._session.request(Call("get", resource, path, name=name))
-        except NotFound:
-            return None
-
-
-class MovingCluster(ApiCluster):
-    """A cluster with the call that only `kvplace defragment` makes, with the rights of its user.
-
-    `serve` and the agent have no such right, so `ApiCluster` has no such call.
-    """
-
-    def __init__(self, session: Session) -> None:
-        super().__init__(session, component="defragment")
-
-    async def annotate_vm(self, pod: PodRecord, key: str, value: str | None) -> None:
-        """Write an annotation of the VMI of a pod, or of a plain pod; None removes it."""
-        if not pod.vmi:
-            await self._annotate_pod(pod.namespace, pod.name, pod.uid, {key: value})
-            return
-        body = {"metadata": {"uid": pod.vmi_uid, "annotations": {key: value}}}
-        await self._patch(
-            "virtualmachineinstances", _vmi_path(pod.namespace, pod.vmi), f"{pod.namespace}/{pod.vmi}", body
+    async def _write(
+        self,
+        verb: str,
+        kind: ApiKind,
+        name: str,
+        document: object,
+        *subresource: str,
+        namespace: str = "",
+        accept: str = METADATA_ONLY,
+        patch_type: str = MERGE_PATCH,
+    ) -> bytes:
+        call = Call.on(
+            verb,
+            kind,
+            name,
+            *subresource,
+            namespace=namespace,
+            query=self._written_by,
+            document=document,
+            accept=accept,
+            patch_type=patch_type,
         )
+        return await self._session.request(call)
 
 
 _POD = msgspec.json.Decoder(PodObject)
-_BUDGETS = Resource.of(
-    "poddisruptionbudgets",
-    path_of("apis", "policy", "v1", "poddisruptionbudgets"),
-    msgspec.json.Decoder(BudgetObject),
-    disruption_budget,
-)
-_NODE_ROW = msgspec.json.Decoder(NodeRow)
+_BUDGETS = ApiKind("poddisruptionbudgets", "policy")
+_BUDGET = Reader.of(msgspec.json.Decoder(BudgetObject), disruption_budget)
+_EVENTS = ApiKind("events", "events.k8s.io")
+_RESOURCE_TOPOLOGIES = ApiKind("noderesourcetopologies", *RESOURCE_TOPOLOGY_VERSION.split("/"))
+"""The kind that other schedulers read about NUMA nodes."""
 _RAW = msgspec.json.Decoder(RawObject)
 _MAPPING = msgspec.json.Decoder(dict[str, Any])
-_encode = msgspec.json.encode
+_READERS: Mapping[Kind[Any, Any], Reader[Any]] = {
+    PODS: Reader.of(_POD, pod_record),
+    NODES: Reader.of(_RAW, node_record, ListForm.METADATA),
+    NODE_STATUSES: Reader.of(msgspec.json.Decoder(NodeRow), node_of_row, ListForm.TABLE),
+    VMIS: Reader.of(_RAW, vmi_record),
+    AGENT_PODS: Reader.of(_POD, agent_pod_record),
+    MIGRATIONS: Reader.of(msgspec.json.Decoder(MigrationObject), migration_record),
+    RUNNING_VMIS: Reader(msgspec.json.Decoder(RunningVmi).decode),
+    SCHEDULABLE_NODES: Reader(msgspec.json.Decoder(SchedulableNode).decode),
+    **VM_READERS,
+    **DRA_READERS,
+}
 
 
-def _pod_path(namespace: str, pod: str, *subresource: str) -> str:
-    return path_of("api", "v1", "namespaces", namespace, "pods", pod, *subresource)
+def _stored(body: bytes, kind: ApiKind) -> RawObject:
+    """Read the answer to a write."""
+    return decoded(_RAW, body, kind.resource)
 
 
-def _vmi_path(namespace: str, name: str) -> str:
-    return path_of("apis", "kubevirt.io", "v1", "namespaces", namespace, "virtualmachineinstances", name)
-
-
-def _custom(resource: str, record: Callable[[RawObject], R]) -> Resource[R]:
-    return Resource.of(resource, path_of("apis", GROUP, VERSION, resource), _RAW, record)
+def _metadata_of_new(node: NodeRecord) -> dict[str, Any]:
+    """Name a new object after a node; the API server deletes both together."""
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
+    return {"name": node.name, "ownerReferences": [owner]}

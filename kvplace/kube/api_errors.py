@@ -179,7 +179,12 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, resourc
     try:
         return decoder.decode(body)
     except NOT_JSON as error:
-        raise UnusableAnswer(f"{resource}: the API server's answer cannot be read ({error})") from error
+        raise unreadable(resource, error) from error
+
+
+def unreadable(resource: str, error: Exception) -> UnusableAnswer:
+    """Return the error for an answer that a decoder does not take."""
+    return UnusableAnswer(f"{resource}: the API server's answer cannot be read ({error})")
 
 
 def _pause(header: str | None, status: ApiStatus) -> float | None:

@@ -9,21 +9,12 @@ from typing import Generic, Self, TypeVar
 
 import msgspec
 
-from kvplace.kube.api_errors import Expired, decoded, error_of_status, read_status
+from kvplace.kube.api_errors import NOT_JSON, Expired, decoded, error_of_status, read_status, unreadable
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.list_watch import Change, Page
 from kvplace.kube.objects import ObjectList, RawObject, WatchLine
-from kvplace.kube.session import (
-    JSON,
-    METADATA_LIST,
-    METADATA_ONLY,
-    PAGE_LIMIT,
-    TABLE,
-    Call,
-    Session,
-    path_of,
-)
-from kvplace.kube.watches import Apply, Delete, Selector
+from kvplace.kube.session import JSON, METADATA_LIST, METADATA_ONLY, PAGE_LIMIT, TABLE, Call, Session
+from kvplace.kube.watches import ApiKind, Apply, Delete, Selector
 
 O = TypeVar("O")  # noqa: E741
 R = TypeVar("R")
@@ -50,42 +41,29 @@ class ListForm(Enum):
 
 
 @dataclass(frozen=True)
-class Resource(Generic[R]):
-    """Where a kind is served, and how its objects become records."""
+class Reader(Generic[R]):
+    """How the objects of a kind become records."""
 
-    name: str
-    path: str
     record: Callable[[msgspec.Raw], R]
+    """Raises an error of NOT_JSON for an object that is not of the form of its kind."""
     form: ListForm = ListForm.WHOLE
 
     @classmethod
     def of(
-        cls,
-        name: str,
-        path: str,
-        decoder: msgspec.json.Decoder[O],
-        record: Callable[[O], R],
-        *,
-        form: ListForm = ListForm.WHOLE,
+        cls, decoder: msgspec.json.Decoder[O], record: Callable[[O], R], form: ListForm = ListForm.WHOLE
     ) -> Self:
-        """Describe a resource with objects that the decoder reads; `record` raises UnusableAnswer then."""
-        return cls(name, path, lambda raw: record(decoded(decoder, raw, name)), form)
-
-    def path_in(self, namespace: str) -> str:
-        """Return the path of the resource in a namespace; of all of its objects for an empty one."""
-        if not namespace:
-            return self.path
-        version, _, plural = self.path.rpartition("/")
-        return f"{version}{path_of('namespaces', namespace, plural)}"
+        """Make records of what a decoder reads."""
+        return cls(lambda raw: record(decoder.decode(raw)), form)
 
 
 class ApiListWatch(Generic[R]):
-    """The selected objects of one resource, as `follow` reads them."""
+    """The selected objects of one kind, as `follow` reads them."""
 
     def __init__(
         self,
         session: Session,
-        resource: Resource[R],
+        kind: ApiKind,
+        reader: Reader[R],
         selector: Selector,
         *,
         page_size: int,
@@ -93,19 +71,16 @@ class ApiListWatch(Generic[R]):
     ) -> None:
         """`selection` are the parameters of a request that select objects, in place of the selector's."""
         self._session = session
-        self._resource = resource
+        self._reader = reader
         self._page_size = page_size
-        self._path = resource.path_in(selector.namespace)
+        self._path = kind.path(namespace=selector.namespace)
+        self.name = kind.resource
         labels = [*_equal(selector.labels), *map(str, selector.label_terms)]
         self._selection = selection or {
             parameter: ",".join(terms)
             for parameter, terms in (("labelSelector", labels), ("fieldSelector", _equal(selector.fields)))
             if terms
         }
-
-    @property
-    def name(self) -> str:
-        return self._resource.name
 
     async def list_page(self, page: str) -> Page[R]:
         query = {"limit": str(self._page_size)}
@@ -117,9 +92,9 @@ class ApiListWatch(Generic[R]):
         answer = decoded(_PAGE, body, self.name)
         records = []
         turns = Turns()
-        for item in (answer.rows if self._resource.form is ListForm.TABLE else answer.items) or ():
+        for item in (answer.rows if self._reader.form is ListForm.TABLE else answer.items) or ():
             await turns.spend(_READ_STEPS)
-            records.append(self._resource.record(item))
+            records.append(self._record(item))
         return Page(tuple(records), answer.metadata.continue_, answer.metadata.resource_version)
 
     async def read_all(self) -> tuple[R, ...]:
@@ -155,29 +130,29 @@ class ApiListWatch(Generic[R]):
             await lines.close()
 
     def _change(self, line: bytes) -> Change[R]:
-        resource = self._resource
-        event = decoded(_LINE, line, resource.name)
+        event = decoded(_LINE, line, self.name)
         if event.type == "ERROR":
-            raise error_of_status(read_status(event.object), verb="watch", resource=resource.name)
-        version = decoded(_VERSION, event.object, resource.name).metadata.resource_version
+            raise error_of_status(read_status(event.object), verb="watch", resource=self.name)
+        version = decoded(_VERSION, event.object, self.name).metadata.resource_version
         if event.type == "BOOKMARK":
             return Change(None, version)
         content = event.object
-        if resource.form is ListForm.TABLE:
-            rows = decoded(_PAGE, content, resource.name).rows or ()
+        if self._reader.form is ListForm.TABLE:
+            rows = decoded(_PAGE, content, self.name).rows or ()
             content = rows[0] if rows else content
-        record = resource.record(content)
+        record = self._record(content)
         return Change(Delete(record) if event.type == "DELETED" else Apply(record), version)
 
+    def _record(self, content: msgspec.Raw) -> R:
+        try:
+            return self._reader.record(content)
+        except NOT_JSON as error:
+            raise unreadable(self.name, error) from error
+
     def _call(self, verb: str, query: dict[str, str]) -> Call:
-        of_list, of_watch = self._resource.form.value
-        return Call(
-            verb,
-            self._resource.name,
-            self._path,
-            query={**query, **self._selection},
-            accept=of_list if verb == "list" else of_watch,
-        )
+        of_list, of_watch = self._reader.form.value
+        accept = of_list if verb == "list" else of_watch
+        return Call(verb, self.name, self._path, query={**query, **self._selection}, accept=accept)
 
 
 def _equal(chosen: Mapping[str, str]) -> list[str]:

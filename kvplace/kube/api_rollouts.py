@@ -7,6 +7,7 @@ name taken.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,19 +17,19 @@ import msgspec
 
 from kvplace.core.quantity import parse_quantity
 from kvplace.core.well_known_names import ROLLOUT_LABEL
-from kvplace.kube.api_errors import NotFound, decoded
-from kvplace.kube.api_list_watch import ApiListWatch, Resource
+from kvplace.kube.api_errors import NotFound
+from kvplace.kube.api_list_watch import ApiListWatch, Reader
 from kvplace.kube.list_watch import follow
 from kvplace.kube.object_parts import ApiObject, Metadata, StoredObject
 from kvplace.kube.reported_vms import (
-    LAUNCHER_RESOURCE,
+    LAUNCHER_READER,
     LAUNCHERS,
-    VM_RESOURCE,
-    VM_RESOURCES,
-    VMI_RESOURCE,
+    VM_READERS,
+    VMI_PHASES,
+    VMS,
 )
-from kvplace.kube.session import APPLY_PATCH, METADATA_ONLY, Call, Session, path_of
-from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
+from kvplace.kube.session import APPLY_PATCH, METADATA_ONLY, Call, Session
+from kvplace.kube.watches import EVERYTHING, ApiKind, Kind, Selector, WatchEvent
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -64,21 +65,14 @@ def _quantities(texts: Mapping[str, str] | None) -> dict[str, Fraction]:
     return {name: Fraction(parse_quantity(text)) for name, text in (texts or {}).items()}
 
 
-_QUOTA_RESOURCE = Resource.of(
-    "resourcequotas", path_of("api", "v1", "resourcequotas"), msgspec.json.Decoder(_QuotaObject), _quota
-)
+_QUOTAS = ApiKind("resourcequotas")
+_QUOTA = Reader.of(msgspec.json.Decoder(_QuotaObject), _quota)
 FIELD_MANAGER = "kvplace-rollout"
+_WRITTEN_BY = {"fieldManager": FIELD_MANAGER}
 DOCUMENT_KEY = "rollout.json"
-RESOURCE_OF: Mapping[str, Resource[Any]] = {
-    "VirtualMachine": VM_RESOURCE,
-    "VirtualMachineInstance": VMI_RESOURCE,
-}
+KIND_OF: Mapping[str, ApiKind] = {"VirtualMachine": VMS.api, "VirtualMachineInstance": VMI_PHASES.api}
 """Where each kind of VM is served."""
-
-_RESOURCES: Mapping[Kind[Any, Any], Resource[Any]] = {
-    **VM_RESOURCES,
-    LAUNCHERS: LAUNCHER_RESOURCE,
-}
+_READERS: Mapping[Kind[Any, Any], Reader[Any]] = {**VM_READERS, LAUNCHERS: LAUNCHER_READER}
 
 
 class _ConfigMap(ApiObject, frozen=True):
@@ -91,7 +85,10 @@ def _document(stored: _ConfigMap) -> tuple[str, str]:
 
 
 _CONFIG_MAP = msgspec.json.Decoder(_ConfigMap)
-_CONFIG_MAPS = Resource.of("configmaps", path_of("api", "v1", "configmaps"), _CONFIG_MAP, _document)
+_CONFIG_MAPS = ApiKind("configmaps")
+
+
+_DOCUMENTS = Reader.of(_CONFIG_MAP, _document)
 
 
 class ApiRollouts:
@@ -105,98 +102,87 @@ class ApiRollouts:
         """Follow the selected objects of a kind, as `WatchClient` states."""
         session = self._session
         selector.check(kind)
-        source: ApiListWatch[R] = ApiListWatch(session, _RESOURCES[kind], selector, page_size=self._page_size)
+        source: ApiListWatch[R] = self._list_watch(kind.api, _READERS[kind], selector)
         return follow(source, pause=session.pause, closed=lambda: session.closed)
 
     async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]:
         """Read all selected objects of a kind once."""
         selector.check(kind)
-        return await self._read_all(_RESOURCES[kind], selector)
+        return await self._list_watch(kind.api, _READERS[kind], selector).read_all()
 
     async def apply_vm(self, vm: Mapping[str, Any], *, dry_run: bool = False) -> None:
         """Apply a VirtualMachine or VirtualMachineInstance; a dry run stores nothing.
 
         Raises Conflict when another client has written one of its fields, and the errors of admission.
         """
-        name, namespace = vm["metadata"]["name"], vm["metadata"]["namespace"]
-        resource = RESOURCE_OF[vm["kind"]]
-        await self._session.request(
-            Call(
-                "patch",
-                resource.name,
-                f"{resource.path_in(namespace)}{path_of(name)}",
-                name=f"{namespace}/{name}",
-                query={"fieldManager": FIELD_MANAGER, **({"dryRun": "All"} if dry_run else {})},
-                body=msgspec.json.encode(vm),
-                accept=METADATA_ONLY,
-                patch_type=APPLY_PATCH,
-            )
+        call = Call.on(
+            "patch",
+            KIND_OF[vm["kind"]],
+            vm["metadata"]["name"],
+            namespace=vm["metadata"]["namespace"],
+            query={**_WRITTEN_BY, **({"dryRun": "All"} if dry_run else {})},
+            document=vm,
+            accept=METADATA_ONLY,
+            patch_type=APPLY_PATCH,
         )
+        await self._session.request(call)
 
     async def delete_vm(self, kind: str, namespace: str, name: str, uid: str) -> None:
         """Delete a VM if it is still this one; one that is gone is not an error."""
-        resource = RESOURCE_OF[kind]
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
-        await self._delete(resource.name, f"{resource.path_in(namespace)}{path_of(name)}", name, options)
+        await self._delete(KIND_OF[kind], namespace, name, {"uid": uid})
 
     async def read_documents(self, namespace: str, rollout: str = "") -> Mapping[str, str]:
         """Read the documents of a namespace's rollouts by their names, or of one that is named."""
         if not rollout:
-            found = await self._read_all(_CONFIG_MAPS, Selector(namespace=namespace))
+            selector = Selector(namespace=namespace)
+            found = await self._list_watch(_CONFIG_MAPS, _DOCUMENTS, selector).read_all()
             return {name: text for name, text in found if name and text}
-        call = Call("get", "configmaps", _config_map(namespace, rollout), name=rollout)
-        try:
-            body = await self._session.request(call)
-        except NotFound:
-            return {}
-        name, text = _document(decoded(_CONFIG_MAP, body, "configmaps"))
+        stored = await self._session.read(
+            _CONFIG_MAPS, document_name(rollout), _CONFIG_MAP, namespace=namespace
+        )
+        name, text = ("", "") if stored is None else _document(stored)
         return {name: text} if name == rollout else {}
 
     async def store_document(self, namespace: str, rollout: str, text: str) -> None:
         """Store the document of a new rollout; raises Conflict when there is one of that name."""
         labels = {ROLLOUT_LABEL: rollout, "app.kubernetes.io/managed-by": "kvplace"}
+        name = document_name(rollout)
         document = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": document_name(rollout), "namespace": namespace, "labels": labels},
+            "metadata": {"name": name, "namespace": namespace, "labels": labels},
             "data": {DOCUMENT_KEY: text},
         }
-        await self._session.request(
-            Call(
-                "create",
-                "configmaps",
-                _CONFIG_MAPS.path_in(namespace),
-                name=document_name(rollout),
-                query={"fieldManager": FIELD_MANAGER},
-                body=msgspec.json.encode(document),
-                accept=METADATA_ONLY,
-            )
+        call = Call.on(
+            "create",
+            _CONFIG_MAPS,
+            name,
+            namespace=namespace,
+            query=_WRITTEN_BY,
+            document=document,
+            accept=METADATA_ONLY,
         )
+        await self._session.request(call)
 
     async def delete_document(self, namespace: str, rollout: str) -> None:
         """Delete the document of a rollout; one that is gone is not an error."""
-        await self._delete("configmaps", _config_map(namespace, rollout), rollout, {})
+        await self._delete(_CONFIG_MAPS, namespace, document_name(rollout), {})
 
     async def read_quotas(self, namespace: str) -> tuple[Quota, ...]:
         """Read the ResourceQuotas of a namespace."""
-        return await self._read_all(_QUOTA_RESOURCE, Selector(namespace=namespace))
+        return await self._list_watch(_QUOTAS, _QUOTA, Selector(namespace=namespace)).read_all()
 
-    async def _read_all(self, resource: Resource[R], selector: Selector) -> tuple[R, ...]:
-        return await ApiListWatch(self._session, resource, selector, page_size=self._page_size).read_all()
+    def _list_watch(self, kind: ApiKind, reader: Reader[R], selector: Selector) -> ApiListWatch[R]:
+        return ApiListWatch(self._session, kind, reader, selector, page_size=self._page_size)
 
-    async def _delete(self, resource: str, path: str, name: str, options: Mapping[str, Any]) -> None:
-        try:
-            await self._session.request(
-                Call("delete", resource, path, name=name, body=msgspec.json.encode(options))
-            )
-        except NotFound:
-            return
+    async def _delete(
+        self, kind: ApiKind, namespace: str, name: str, preconditions: Mapping[str, str]
+    ) -> None:
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
+        with contextlib.suppress(NotFound):
+            await self._session.request(Call.on("delete", kind, name, namespace=namespace, document=options))
 
 
 def document_name(rollout: str) -> str:
     """Name the ConfigMap of a rollout."""
     return f"kvplace-rollout-{rollout}"
-
-
-def _config_map(namespace: str, rollout: str) -> str:
-    return f"{_CONFIG_MAPS.path_in(namespace)}{path_of(document_name(rollout))}"

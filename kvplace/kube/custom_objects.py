@@ -39,9 +39,6 @@ from kvplace.core.ledger import (
 from kvplace.core.node_devices import DeviceReport, read_device_report
 from kvplace.core.node_topology import (
     API_VERSION,
-    GROUP,
-    RESOURCE_TOPOLOGY_VERSION,
-    VERSION,
     Enforcement,
     read_topology,
 )
@@ -51,13 +48,13 @@ from kvplace.kube.api_errors import NOT_JSON
 from kvplace.kube.object_parts import ABSENT, ApiObject, ConditionObject
 from kvplace.kube.object_records import (
     LedgerRecord,
-    NodeRecord,
     PodReport,
     ResourceTopologyRecord,
     TopologyRecord,
 )
 from kvplace.kube.objects import MetaWithWriters, RawObject
-from kvplace.kube.session import METADATA_ONLY, Call, path_of
+from kvplace.kube.session import METADATA_ONLY, Call
+from kvplace.kube.watches import LEDGERS
 
 _REMEMBERED = 4096
 """Claims of a hundred full nodes; one takes about 1 KB with its text."""
@@ -135,78 +132,34 @@ _SPEC = msgspec.json.Decoder(_LedgerSpec)
 _JSON: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
-LEDGER = "nodeledgers"
-_WRITTEN_BY = {"fieldManager": "kvplace"}
-_OURS = {**_WRITTEN_BY, "fieldValidation": "Ignore"}
-"""Nothing reads the warnings about fields of a ledger that kvplace replaces, and the API server would pay."""
 _UNTRACKED: list[dict[str, str]] = [{}]
 """The `managedFields` that make the API server forget the writer of each field, until a user applies
 the object. At later writes it then compares no fields either.
 """
-_encode = msgspec.json.encode
 
 
-def read_ledger_call(node: NodeName) -> Call:
-    """Ask for the ledger of a node."""
-    return Call("get", LEDGER, _path(LEDGER, node), name=node)
-
-
-def create_ledger_call(node: NodeName) -> Call:
-    """Create an empty ledger."""
-    return Call(
-        "create",
-        LEDGER,
-        _path(LEDGER),
-        name=node,
-        query=_WRITTEN_BY,
-        body=_encode(
-            {
-                "apiVersion": API_VERSION,
-                "kind": "NodeLedger",
-                "metadata": {"name": node},
-                "spec": ledger_document(Ledger()),
-            }
-        ),
-    )
+def new_ledger(node: NodeName) -> dict[str, Any]:
+    """Write an empty ledger."""
+    return _ledger_object(Ledger(), {"name": node})
 
 
 def write_ledger_call(before: LedgerRecord, change: LedgerChange, after: Ledger) -> Call:
     """Change a ledger that still equals `before`; `after` is the result of the change."""
     metadata = {"resourceVersion": before.resource_version, "managedFields": _UNTRACKED}
-    body: dict[str, object]
+    verb, query = "patch", {"fieldManager": "kvplace"}
     if before.is_whole:
-        verb, query = "update", _OURS
-        body = {
-            "apiVersion": API_VERSION,
-            "kind": "NodeLedger",
-            "metadata": {"name": before.node, **metadata},
-            "spec": ledger_document(after),
-        }
+        # Nothing reads the warnings about fields that kvplace replaces, and the API server would pay.
+        verb, query["fieldValidation"] = "update", "Ignore"
+        document = _ledger_object(after, {"name": before.node, **metadata})
     else:
-        verb, query = "patch", _WRITTEN_BY
         spec = {**merge_patch(before.ledger, change), "summary": summary_document(after)}
-        body = {"metadata": metadata, "spec": spec}
-    return Call(
-        verb,
-        LEDGER,
-        _path(LEDGER, before.node),
-        name=before.node,
-        query=query,
-        body=_encode(body),
-        accept=METADATA_ONLY,
-    )
+        document = {"metadata": metadata, "spec": spec}
+    return Call.on(verb, LEDGERS.api, before.node, query=query, document=document, accept=METADATA_ONLY)
 
 
-def delete_ledger_call(before: LedgerRecord) -> Call:
-    """Delete a ledger that is still as `before` states."""
-    preconditions = {"resourceVersion": before.resource_version, "uid": before.uid}
-    return Call(
-        "delete",
-        LEDGER,
-        _path(LEDGER, before.node),
-        name=before.node,
-        body=_encode({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}),
-    )
+def _ledger_object(ledger: Ledger, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    spec = ledger_document(ledger)
+    return {"apiVersion": API_VERSION, "kind": "NodeLedger", "metadata": metadata, "spec": spec}
 
 
 class PodReportObject(ApiObject, frozen=True):
@@ -313,85 +266,3 @@ def resource_topology_record(document: RawObject) -> ResourceTopologyRecord:
 
 
 _STATUS: msgspec.json.Decoder[StatusObject | None] = msgspec.json.Decoder(StatusObject | None)
-
-
-TOPOLOGY = "nodetopologies"
-RESOURCE_TOPOLOGY = "noderesourcetopologies"
-"""The kind that other schedulers read about NUMA nodes."""
-
-
-def create_topology_call(node: NodeRecord, spec: Mapping[str, Any], written_by: Mapping[str, str]) -> Call:
-    """Create the NodeTopology of a node."""
-    return Call(
-        "create",
-        TOPOLOGY,
-        _path(TOPOLOGY),
-        name=node.name,
-        query=written_by,
-        body=_encode(
-            {
-                "apiVersion": API_VERSION,
-                "kind": "NodeTopology",
-                "metadata": _metadata_of_new(node),
-                "spec": spec,
-            }
-        ),
-        accept=METADATA_ONLY,
-    )
-
-
-def change_topology_call(
-    node: NodeName, version: str, change: Mapping[str, Any], written_by: Mapping[str, str], *subresource: str
-) -> Call:
-    """Change a NodeTopology, or a subresource of it, that still has this resource version."""
-    return Call(
-        "patch",
-        "/".join((TOPOLOGY, *subresource)),
-        _path(TOPOLOGY, node, *subresource),
-        name=node,
-        query=written_by,
-        body=_encode({"metadata": {"resourceVersion": version}, **change}),
-        accept=METADATA_ONLY,
-    )
-
-
-def read_resource_topology_call(node: NodeName) -> Call:
-    """Ask for the metadata of a NodeResourceTopology."""
-    return Call("get", RESOURCE_TOPOLOGY, _resource_topology_path(node), name=node, accept=METADATA_ONLY)
-
-
-def write_resource_topology_call(
-    node: NodeRecord,
-    document: Mapping[str, Any],
-    before: ResourceTopologyRecord | None,
-    written_by: Mapping[str, str],
-) -> Call:
-    """Create a NodeResourceTopology, or replace the one that is still as `before` states."""
-    if before is None:
-        metadata, name = _metadata_of_new(node), []
-    else:
-        metadata, name = {"resourceVersion": before.resource_version}, [node.name]
-    return Call(
-        "create" if before is None else "patch",
-        RESOURCE_TOPOLOGY,
-        _resource_topology_path(*name),
-        name=node.name,
-        query=written_by,
-        body=_encode({**document, "metadata": {**document["metadata"], **metadata}}),
-        accept=METADATA_ONLY,
-    )
-
-
-def _metadata_of_new(node: NodeRecord) -> dict[str, Any]:
-    """Name a new object after a node; the API server deletes both together."""
-    owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
-    return {"name": node.name, "ownerReferences": [owner]}
-
-
-def _path(*segments: str) -> str:
-    return path_of("apis", GROUP, VERSION, *segments)
-
-
-def _resource_topology_path(*segments: str) -> str:
-    group, _, version = RESOURCE_TOPOLOGY_VERSION.partition("/")
-    return path_of("apis", group, version, RESOURCE_TOPOLOGY, *segments)

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvplace.core.scalars import NodeName
 from kvplace.core.well_known_names import MOVE_LABEL
-from kvplace.kube.watches import NAME_FIELD, NAMESPACE_FIELD, Kind, ListClient, Selector
+from kvplace.kube.watches import KUBEVIRT, NAME_FIELD, NAMESPACE_FIELD, ApiKind, Kind, ListClient, Selector
 
 _EVACUATION = "kubevirt-evacuation-"
 """How KubeVirt's evacuation controller names migrations."""
@@ -57,7 +57,7 @@ class MigrationRecord:
 
 
 MIGRATIONS: Kind[tuple[str, str], MigrationRecord] = Kind(
-    "virtualmachineinstancemigrations",
+    ApiKind("virtualmachineinstancemigrations", KUBEVIRT),
     lambda record: (record.namespace, record.name),
     {NAME_FIELD: lambda record: record.name, NAMESPACE_FIELD: lambda record: record.namespace},
 )

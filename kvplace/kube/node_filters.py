@@ -18,7 +18,7 @@ from kvplace.core.quantity import parse_quantity
 from kvplace.core.scalars import NodeName
 from kvplace.kube.object_parts import ApiObject, ConditionObject, MatchExpression, Metadata
 from kvplace.kube.objects import ObjectMeta
-from kvplace.kube.watches import NAME_FIELD, Kind
+from kvplace.kube.watches import NAME_FIELD, NODES, VMIS, Kind
 
 _UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _SCHEDULABLE = "kubevirt.io/schedulable"
@@ -296,9 +296,9 @@ class RunningVmi(ApiObject, frozen=True):
         return obstacle(target, beside_virt_handler(self.spec))
 
 
-RUNNING_VMIS: Kind[str, RunningVmi] = Kind("virtualmachineinstances", lambda vmi: vmi.metadata.uid, {})
+RUNNING_VMIS: Kind[str, RunningVmi] = Kind(VMIS.api, lambda vmi: vmi.metadata.uid, {})
 SCHEDULABLE_NODES: Kind[NodeName, SchedulableNode] = Kind(
-    "nodes",
+    NODES.api,
     lambda node: NodeName(node.metadata.name),
     {NAME_FIELD: lambda node: node.metadata.name},
 )

@@ -6,15 +6,14 @@ Long-running processes watch records (`watches`); this is for the many kinds tha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from kvplace.kube.api_errors import NotFound, decoded
-from kvplace.kube.api_list_watch import ApiListWatch, Resource
-from kvplace.kube.session import APPLY_PATCH, JSON, METADATA_ONLY, Call, Session, path_of
-from kvplace.kube.watches import Selector
+from kvplace.kube.api_list_watch import ApiListWatch, Reader
+from kvplace.kube.session import APPLY_PATCH, JSON, METADATA_ONLY, Call, Session
+from kvplace.kube.watches import NODES, PODS, ApiKind, Selector
 
 Document: TypeAlias = Mapping[str, Any]
 T = TypeVar("T")
@@ -23,23 +22,6 @@ _PAGE_SIZE = 500
 _PATIENCE_S = 30.0
 """A write may wait for several webhooks, 10 seconds each."""
 _DOCUMENT: msgspec.json.Decoder[Document] = msgspec.json.Decoder(dict[str, Any])
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKind:
-    """Where the objects of a kind are served."""
-
-    resource: str
-    """As in RBAC."""
-    group: str = ""
-    """Empty for the core group."""
-    version: str = "v1"
-
-    def path(self, *names: str, namespace: str = "") -> str:
-        """Return the path of all objects, or of the one of that name."""
-        root = ("apis", self.group) if self.group else ("api",)
-        inside = ("namespaces", namespace) if namespace else ()
-        return path_of(*root, self.version, *inside, self.resource, *names)
 
 
 class ObjectReader(Protocol):
@@ -70,19 +52,11 @@ class ObjectClient:
 
     async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
         """Read one object; None where there is none, or no such kind."""
-        return await self._read(kind, name, namespace, JSON)
+        return await self._session.read(kind, name, _DOCUMENT, namespace=namespace)
 
     async def read_metadata(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
         """Read the metadata of one object, so that a Secret's content never leaves the API server."""
-        return await self._read(kind, name, namespace, METADATA_ONLY)
-
-    async def _read(self, kind: ApiKind, name: str, namespace: str, accept: str) -> Document | None:
-        path = kind.path(name, namespace=namespace)
-        try:
-            body = await self._session.request(Call("get", kind.resource, path, name=name, accept=accept))
-        except NotFound:
-            return None
-        return decoded(_DOCUMENT, body, kind.resource)
+        return await self._session.read(kind, name, _DOCUMENT, namespace=namespace, accept=METADATA_ONLY)
 
     async def read_version(self) -> str:
         """Read the release of the API server, `v1.36.3`."""
@@ -91,7 +65,7 @@ class ObjectClient:
 
     async def read_kubelet_configuration(self, node: str) -> Document:
         """Ask the kubelet of a node, through the API server, for the configuration that it runs with."""
-        path = f"{ApiKind('nodes').path(node)}/proxy/configz"
+        path = NODES.api.path(node, "proxy", "configz")
         body = await self._session.request(Call("get", "nodes/proxy", path, name=node))
         found = decoded(_DOCUMENT, body, "nodes/proxy").get("kubeletconfig")
         return found if isinstance(found, dict) else {}
@@ -119,10 +93,10 @@ class ObjectClient:
     async def _read_list_as(
         self, form: type[T], kind: ApiKind, namespace: str, selection: Mapping[str, str]
     ) -> tuple[T, ...]:
-        resource = Resource.of(kind.resource, kind.path(), msgspec.json.Decoder(form), lambda item: item)
         listed: ApiListWatch[T] = ApiListWatch(
             self._session,
-            resource,
+            kind,
+            Reader(msgspec.json.Decoder(form).decode),
             Selector(namespace=namespace),
             page_size=_PAGE_SIZE,
             selection={key: value for key, value in selection.items() if value},
@@ -136,53 +110,26 @@ class ObjectClient:
         self, kind: ApiKind, document: Document, *, namespace: str = "", dry_run: bool = False
     ) -> Document:
         """Create an object and return it as stored; with `dry_run` nothing is stored."""
+        name = str(document.get("metadata", {}).get("name", ""))
         query = {"dryRun": "All"} if dry_run else {}
-        call = Call(
-            "create",
-            kind.resource,
-            kind.path(namespace=namespace),
-            name=str(document.get("metadata", {}).get("name", "")),
-            query=query,
-            body=msgspec.json.encode(document),
-        )
+        call = Call.on("create", kind, name, namespace=namespace, query=query, document=document)
         return decoded(_DOCUMENT, await self._session.request(call, timeout_s=_PATIENCE_S), kind.resource)
 
     async def apply(self, kind: ApiKind, document: Document, *, manager: str) -> Document:
         """Create or change an object by server-side apply; raises Conflict where others own the fields."""
-        name = str(document["metadata"]["name"])
-        call = Call(
-            "patch",
-            kind.resource,
-            kind.path(name),
-            name=name,
-            query={"fieldManager": manager},
-            body=msgspec.json.encode(document),
-            patch_type=APPLY_PATCH,
-        )
+        name, query = str(document["metadata"]["name"]), {"fieldManager": manager}
+        call = Call.on("patch", kind, name, query=query, document=document, patch_type=APPLY_PATCH)
         return decoded(_DOCUMENT, await self._session.request(call, timeout_s=_PATIENCE_S), kind.resource)
 
     async def delete(self, kind: ApiKind, name: str, *, namespace: str = "") -> None:
         """Delete an object at once; raises NotFound when it is gone."""
-        call = Call(
-            "delete",
-            kind.resource,
-            kind.path(name, namespace=namespace),
-            name=name,
-            query={"gracePeriodSeconds": "0"},
-        )
-        await self._session.request(call)
+        query = {"gracePeriodSeconds": "0"}
+        await self._session.request(Call.on("delete", kind, name, namespace=namespace, query=query))
 
     async def read_log(self, namespace: str, pod: str, container: str, *, limit: int) -> bytes:
         """Read the log of a container; raises UnusableAnswer beyond `limit` bytes."""
-        kind = ApiKind("pods")
-        call = Call(
-            "get",
-            "pods/log",
-            f"{kind.path(pod, namespace=namespace)}/log",
-            name=f"{namespace}/{pod}",
-            query={"container": container},
-            accept=f"{JSON}, text/plain, */*",
-        )
+        query, accept = {"container": container}, f"{JSON}, text/plain, */*"
+        call = Call.on("get", PODS.api, pod, "log", namespace=namespace, query=query, accept=accept)
         return await self._session.request(call, limit=limit, timeout_s=_PATIENCE_S)
 
 

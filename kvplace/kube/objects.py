@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -31,6 +31,7 @@ from kvplace.core.well_known_names import (
     KVPLACE_CPU_SET,
     MAKE_ROOM,
     MOVABLE,
+    MOVE_LABEL,
     NUMA_MEMORY,
     ON_FAILURE,
     PLACE_AGAIN,
@@ -39,6 +40,7 @@ from kvplace.core.well_known_names import (
     REQUEST,
     SMT,
 )
+from kvplace.kube.migrations import MigrationRecord
 from kvplace.kube.object_parts import (
     ABSENT,
     ApiObject,
@@ -327,6 +329,23 @@ def node_of_row(row: NodeRow) -> NodeRecord:
 _NOTHING = OwnedFields()
 _NO_ANNOTATIONS = Annotations()
 _LABELS = msgspec.json.Decoder(dict[str, str] | None)
+
+
+MigrationObject: TypeAlias = StoredObject[dict[str, Any], PodStatus]
+"""A VirtualMachineInstanceMigration; its status has a phase, too."""
+
+
+def migration_record(migration: MigrationObject) -> MigrationRecord:
+    """Cut a live migration down to its record."""
+    meta = migration.metadata
+    return MigrationRecord(
+        namespace=meta.namespace,
+        name=meta.name,
+        vmi=str(migration.spec.get("vmiName", "")),
+        phase=migration.status.phase if migration.status is not None else "",
+        created=meta.creation_timestamp or "",
+        is_ours=(meta.labels or {}).get(MOVE_LABEL) == "true",
+    )
 
 
 class BudgetSelector(ApiObject, frozen=True):

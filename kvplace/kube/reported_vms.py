@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
@@ -19,11 +18,10 @@ from kvplace.core.errors import BadAnnotation
 from kvplace.core.request import PinningOptions
 from kvplace.core.scalars import NodeName
 from kvplace.core.well_known_names import NO_LONGER_RUNNING, PINNED, ROLLOUT_LABEL
-from kvplace.kube.api_list_watch import Resource
+from kvplace.kube.api_list_watch import Reader
 from kvplace.kube.object_parts import ApiObject, ConditionObject, Metadata
 from kvplace.kube.object_records import NO_NODE
-from kvplace.kube.session import path_of
-from kvplace.kube.watches import NAME_FIELD, NAMESPACE_FIELD, Kind
+from kvplace.kube.watches import KUBEVIRT, NAME_FIELD, NAMESPACE_FIELD, PODS, VMIS, ApiKind, Kind
 
 VmName: TypeAlias = tuple[str, str]
 """Namespace and name."""
@@ -204,14 +202,16 @@ _BY_NAME: Mapping[str, Callable[[Any], str]] = {
     NAME_FIELD: lambda record: record.name,
     NAMESPACE_FIELD: lambda record: record.namespace,
 }
-VMS: Kind[VmName, ReportedVm] = Kind("virtualmachines", lambda record: record.key, _BY_NAME)
-VMI_PHASES: Kind[VmName, ReportedVm] = Kind("virtualmachineinstances", lambda record: record.key, _BY_NAME)
-LAUNCHERS: Kind[str, LauncherPod] = Kind("pods", lambda record: record.uid, _BY_NAME)
+VMS: Kind[VmName, ReportedVm] = Kind(
+    ApiKind("virtualmachines", KUBEVIRT), lambda record: record.key, _BY_NAME
+)
+VMI_PHASES: Kind[VmName, ReportedVm] = Kind(VMIS.api, lambda record: record.key, _BY_NAME)
+LAUNCHERS: Kind[str, LauncherPod] = Kind(PODS.api, lambda record: record.uid, _BY_NAME)
 """Pods of VMs."""
 
-_decoder = partial(msgspec.json.Decoder, _Object)
-_VMS, _VMIS = (path_of("apis", "kubevirt.io", "v1", kind.name) for kind in (VMS, VMI_PHASES))
-VM_RESOURCE = Resource.of(VMS.name, _VMS, _decoder(), _vm)
-VMI_RESOURCE = Resource.of(VMI_PHASES.name, _VMIS, _decoder(), _vmi)
-LAUNCHER_RESOURCE = Resource.of("pods", path_of("api", "v1", "pods"), _decoder(), _pod)
-VM_RESOURCES: Mapping[Kind[Any, Any], Resource[Any]] = {VMS: VM_RESOURCE, VMI_PHASES: VMI_RESOURCE}
+_DECODER = msgspec.json.Decoder(_Object)
+VM_READERS: Mapping[Kind[Any, Any], Reader[Any]] = {
+    VMS: Reader.of(_DECODER, _vm),
+    VMI_PHASES: Reader.of(_DECODER, _vmi),
+}
+LAUNCHER_READER = Reader.of(_DECODER, _pod)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from kvplace.core.scalars import NodeName, NumaId, PciAddress, ResourceName
-from kvplace.kube.api_list_watch import Resource
+from kvplace.kube.api_list_watch import Reader
 from kvplace.kube.claimed_cpus import stated_cpus
 from kvplace.kube.object_parts import ApiObject, Metadata, StoredObject
 from kvplace.kube.object_records import (
@@ -25,10 +25,8 @@ from kvplace.kube.object_records import (
     SliceDevice,
     SliceRecord,
 )
-from kvplace.kube.session import METADATA_ONLY, Call, path_of
 from kvplace.kube.watches import DEVICE_CLASSES, RESOURCE_CLAIMS, SLICES, Kind
 
-_PATH = ("apis", "resource.k8s.io", "v1")
 _STANDARD = "resource.kubernetes.io/"
 _NUMA_NAMES = (f"{_STANDARD}numaNode", "numaNode", "numa", "numaNodeID", "dra.net/numaNode")
 """Attributes with a NUMA node, the surest first; one without a domain is the driver's own."""
@@ -102,7 +100,9 @@ class _ResourceClaimStatus(ApiObject, frozen=True):
     allocation: _WithDevices | None = None
 
 
-class _ResourceClaimObject(ApiObject, frozen=True):
+class ResourceClaimObject(ApiObject, frozen=True):
+    """A ResourceClaim."""
+
     metadata: Metadata
     spec: _WithDevices = _WithDevices()
     status: msgspec.Raw = msgspec.Raw(b"null")
@@ -149,7 +149,8 @@ def _slice_device(device: _PublishedDevice, driver: str) -> SliceDevice:
     )
 
 
-def _resource_claim(document: _ResourceClaimObject) -> ResourceClaimRecord:
+def resource_claim_record(document: ResourceClaimObject) -> ResourceClaimRecord:
+    """Cut a ResourceClaim down to its record."""
     exactly = [one.exactly for one in document.spec.devices.requests or () if one.exactly is not None]
     requests = tuple(
         DeviceRequest(
@@ -200,51 +201,9 @@ def driver_of(expression: str) -> str:
     return str(quoted or apostrophised)
 
 
-_CLAIM_RESOURCE = Resource.of(
-    RESOURCE_CLAIMS.name,
-    path_of(*_PATH, RESOURCE_CLAIMS.name),
-    msgspec.json.Decoder(_ResourceClaimObject),
-    _resource_claim,
-)
-DRA_RESOURCES: Mapping[Kind[Any, Any], Resource[Any]] = {
-    SLICES: Resource.of(
-        SLICES.name, path_of(*_PATH, SLICES.name), msgspec.json.Decoder(_SliceObject), _slice
-    ),
-    RESOURCE_CLAIMS: _CLAIM_RESOURCE,
-    DEVICE_CLASSES: Resource.of(
-        DEVICE_CLASSES.name,
-        path_of(*_PATH, DEVICE_CLASSES.name),
-        msgspec.json.Decoder(_DeviceClassObject),
-        _device_class,
-    ),
+RESOURCE_CLAIM = msgspec.json.Decoder(ResourceClaimObject)
+DRA_READERS: Mapping[Kind[Any, Any], Reader[Any]] = {
+    SLICES: Reader.of(msgspec.json.Decoder(_SliceObject), _slice),
+    RESOURCE_CLAIMS: Reader.of(RESOURCE_CLAIM, resource_claim_record),
+    DEVICE_CLASSES: Reader.of(msgspec.json.Decoder(_DeviceClassObject), _device_class),
 }
-
-
-def read_resource_claim_call(namespace: str, name: str) -> Call:
-    """Read one resource claim."""
-    return Call(
-        "get",
-        RESOURCE_CLAIMS.name,
-        path_of(*_PATH, "namespaces", namespace, RESOURCE_CLAIMS.name, name),
-        name=f"{namespace}/{name}",
-    )
-
-
-def read_resource_claim(body: bytes) -> ResourceClaimRecord:
-    """Read the answer to `read_resource_claim_call`; raises UnusableAnswer."""
-    return _CLAIM_RESOURCE.record(msgspec.Raw(body))
-
-
-def write_claim_status_call(claim: ResourceClaimRecord, status: Mapping[str, Any]) -> Call:
-    """Change the status of a resource claim that is still at its version; None removes a field."""
-    return Call(
-        "patch",
-        f"{RESOURCE_CLAIMS.name}/status",
-        path_of(*_PATH, "namespaces", claim.namespace, RESOURCE_CLAIMS.name, claim.name, "status"),
-        name=f"{claim.namespace}/{claim.name}",
-        query={"fieldManager": "kvplace"},
-        body=msgspec.json.encode(
-            {"metadata": {"resourceVersion": claim.resource_version}, "status": dict(status)}
-        ),
-        accept=METADATA_ONLY,
-    )

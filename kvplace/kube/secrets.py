@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from kvplace.core.errors import Conflict
-from kvplace.kube.api_errors import NotFound, decoded
+from kvplace.kube.api_errors import NotFound
 from kvplace.kube.object_parts import Metadata
-from kvplace.kube.session import APPLY_PATCH, Call, Session, path_of
+from kvplace.kube.session import APPLY_PATCH, Call, Session
+from kvplace.kube.watches import ApiKind
 
 FIELD_MANAGER = "kvplace-certificates"
 CONFIGURATIONS = (
@@ -38,6 +39,7 @@ class _SecretObject(msgspec.Struct):
     data: dict[str, bytes] | None = None
 
 
+_SECRETS = ApiKind("secrets")
 _SECRET = msgspec.json.Decoder(_SecretObject)
 _CONFIGURATION: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 
@@ -50,14 +52,8 @@ class ApiSecrets:
 
     async def read_secret(self, namespace: str, name: str) -> Secret | None:
         """Read a Secret; None when there is none."""
-        try:
-            body = await self._session.request(
-                Call("get", "secrets", _secret_path(namespace, name), name=name)
-            )
-        except NotFound:
-            return None
-        found = decoded(_SECRET, body, "secrets")
-        return Secret(found.data or {}, found.metadata.resource_version)
+        found = await self._session.read(_SECRETS, name, _SECRET, namespace=namespace)
+        return None if found is None else Secret(found.data or {}, found.metadata.resource_version)
 
     async def write_secret(
         self, namespace: str, name: str, content: Mapping[str, bytes], before: Secret | None
@@ -66,27 +62,25 @@ class ApiSecrets:
 
         Raises Conflict when another client has created, changed or deleted it.
         """
-        document = {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "type": "kubernetes.io/tls",
-            "metadata": {"name": name, "labels": {"app.kubernetes.io/part-of": "kvplace"}},
-            "data": {key: base64.b64encode(value).decode() for key, value in content.items()},
-        }
+        encoded = {key: base64.b64encode(value).decode() for key, value in content.items()}
         if before is None:
-            call = ("create", _secret_path(namespace))
+            verb = "create"
+            document: dict[str, Any] = {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "type": "kubernetes.io/tls",
+                "metadata": {"name": name, "labels": {"app.kubernetes.io/part-of": "kvplace"}},
+                "data": encoded,
+            }
         else:
-            call = ("patch", _secret_path(namespace, name))
+            verb = "patch"
+            removed = {key: None for key in before.content if key not in content}
             document = {
                 "metadata": {"resourceVersion": before.resource_version},
-                "data": {
-                    **{key: None for key in before.content if key not in content},
-                    **{key: base64.b64encode(value).decode() for key, value in content.items()},
-                },
+                "data": {**removed, **encoded},
             }
-        verb, path = call
         query = {"fieldManager": FIELD_MANAGER}
-        write = Call(verb, "secrets", path, name=name, query=query, body=msgspec.json.encode(document))
+        write = Call.on(verb, _SECRETS, name, namespace=namespace, query=query, document=document)
         try:
             await self._session.request(write)
         except NotFound as error:
@@ -103,12 +97,11 @@ class ApiSecrets:
         return "; ".join(filter(None, still))
 
     async def _trust(self, resource: str, kind: str, name: str, authority: bytes) -> str:
-        path = path_of("apis", "admissionregistration.k8s.io", "v1", resource, name)
-        try:
-            body = await self._session.request(Call("get", resource, path, name=name))
-        except NotFound:
+        api = ApiKind(resource, "admissionregistration.k8s.io")
+        found = await self._session.read(api, name, _CONFIGURATION)
+        if found is None:
             return f"{kind} {name} is not there yet"
-        webhooks = decoded(_CONFIGURATION, body, resource).get("webhooks") or []
+        webhooks = found.get("webhooks") or []
         bundle = {"caBundle": base64.b64encode(authority).decode()}
         if any(webhook["clientConfig"].get("caBundle") != bundle["caBundle"] for webhook in webhooks):
             document = {
@@ -117,20 +110,9 @@ class ApiSecrets:
                 "metadata": {"name": name},
                 "webhooks": [{"name": webhook["name"], "clientConfig": bundle} for webhook in webhooks],
             }
+            query = {"fieldManager": FIELD_MANAGER, "force": "true"}
             await self._session.request(
-                Call(
-                    "patch",
-                    resource,
-                    path,
-                    name=name,
-                    query={"fieldManager": FIELD_MANAGER, "force": "true"},
-                    body=msgspec.json.encode(document),
-                    patch_type=APPLY_PATCH,
-                )
+                Call.on("patch", api, name, query=query, document=document, patch_type=APPLY_PATCH)
             )
             return f"{kind} {name} has only just got its CA"
         return ""
-
-
-def _secret_path(namespace: str, *name: str) -> str:
-    return path_of("api", "v1", "namespaces", namespace, "secrets", *name)

@@ -18,17 +18,28 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from types import TracebackType
-from typing import Any, Self
-from urllib.parse import quote, urlencode
+from typing import Any, Self, TypeVar
+from urllib.parse import urlencode
 from weakref import WeakSet
 
 import aiohttp
+import msgspec
 from prometheus_client import Counter
 from yarl import URL
 
 from kvplace.core.errors import KvplaceError, Misconfigured
-from kvplace.kube.api_errors import ApiUnavailable, UnusableAnswer, error_of_response, with_retries
+from kvplace.kube.api_errors import (
+    ApiUnavailable,
+    NotFound,
+    UnusableAnswer,
+    decoded,
+    error_of_response,
+    with_retries,
+)
 from kvplace.kube.credentials import CredentialOptions, Credentials, load_credentials
+from kvplace.kube.watches import ApiKind
+
+T = TypeVar("T")
 
 _LAST_ROUNDS = 100
 """Rounds of the loop for closing sockets; a few are enough."""
@@ -142,10 +153,31 @@ class Call:
     accept: str = JSON
     patch_type: str = MERGE_PATCH
 
-
-def path_of(*segments: str) -> str:
-    """Join path segments; each is quoted, so that no name can change the path."""
-    return "/" + "/".join(quote(segment, safe="") for segment in segments)
+    @classmethod
+    def on(
+        cls,
+        verb: str,
+        kind: ApiKind,
+        name: str,
+        *subresource: str,
+        namespace: str = "",
+        query: Mapping[str, str] | None = None,
+        document: object = None,
+        accept: str = JSON,
+        patch_type: str = MERGE_PATCH,
+    ) -> Self:
+        """Make a call about one object, or a subresource of it; `document` is sent as JSON."""
+        names = (name, *subresource) if subresource or verb != "create" else ()
+        return cls(
+            verb,
+            "/".join((kind.resource, *subresource)),
+            kind.path(*names, namespace=namespace),
+            f"{namespace}/{name}" if namespace else name,
+            query,
+            None if document is None else msgspec.json.encode(document),
+            accept,
+            patch_type,
+        )
 
 
 class Session:
@@ -244,6 +276,22 @@ class Session:
             retried=_is_untouched,
             sleep=self.pause,
         )
+
+    async def read(
+        self,
+        kind: ApiKind,
+        name: str,
+        decoder: msgspec.json.Decoder[T],
+        *,
+        namespace: str = "",
+        accept: str = JSON,
+    ) -> T | None:
+        """Read one object; None where there is none, or no such kind."""
+        try:
+            body = await self.request(Call.on("get", kind, name, namespace=namespace, accept=accept))
+        except NotFound:
+            return None
+        return decoded(decoder, body, kind.resource)
 
     async def open_stream(self, call: Call) -> LineStream:
         """Open a watch; its answer comes line by line, and the caller closes it."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeAlias, TypeVar
+from urllib.parse import quote
 
 from kvplace.core.errors import KvplaceError
 from kvplace.core.label_terms import LabelTerms
+from kvplace.core.node_topology import GROUP, VERSION
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.well_known_names import EDITED_LABEL, PLACED_LABEL
 from kvplace.kube.object_records import (
@@ -32,28 +34,56 @@ K = TypeVar("K")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
+KUBEVIRT = "kubevirt.io"
+_DRA = "resource.k8s.io"
 NAME_FIELD = "metadata.name"
 NAMESPACE_FIELD = "metadata.namespace"
 NODE_FIELD = "spec.nodeName"
+
+
+def path_of(*segments: str) -> str:
+    """Join path segments; each is quoted, so that no name can change the path."""
+    return "/" + "/".join(quote(segment, safe="") for segment in segments)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKind:
+    """Where the objects of a kind are served; two forms of its records have two `Kind`s."""
+
+    resource: str
+    """As in RBAC."""
+    group: str = ""
+    """Empty for the core group."""
+    version: str = "v1"
+
+    def path(self, *names: str, namespace: str = "") -> str:
+        """Return the path of all objects, or of the one of that name."""
+        root = ("apis", self.group) if self.group else ("api",)
+        inside = ("namespaces", namespace) if namespace else ()
+        return path_of(*root, self.version, *inside, self.resource, *names)
 
 
 @dataclass(frozen=True, eq=False)
 class Kind(Generic[K, R]):
     """A kind of object that can be watched."""
 
-    name: str
-    """The resource, as in RBAC."""
+    api: ApiKind
     key: Callable[[R], K]
     """The key of its records."""
     fields: Mapping[str, Callable[[R], str]]
     """The fields that the API server selects this kind by."""
+
+    @property
+    def name(self) -> str:
+        """The resource, as in RBAC."""
+        return self.api.resource
 
     def __repr__(self) -> str:
         return f"Kind({self.name})"
 
 
 PODS: Kind[PodUid, PodRecord] = Kind(
-    "pods",
+    ApiKind("pods"),
     lambda record: record.uid,
     {
         NAME_FIELD: lambda record: record.name,
@@ -62,31 +92,37 @@ PODS: Kind[PodUid, PodRecord] = Kind(
     },
 )
 NODES: Kind[NodeName, NodeRecord] = Kind(
-    "nodes", lambda record: record.name, {NAME_FIELD: lambda record: record.name}
+    ApiKind("nodes"), lambda record: record.name, {NAME_FIELD: lambda record: record.name}
 )
-NODE_STATUSES: Kind[NodeName, NodeRecord] = Kind("nodes", NODES.key, NODES.fields)
+NODE_STATUSES: Kind[NodeName, NodeRecord] = Kind(NODES.api, NODES.key, NODES.fields)
 """Nodes with their status, for people; to decide, nothing needs it."""
 TOPOLOGIES: Kind[NodeName, TopologyRecord] = Kind(
-    "nodetopologies", lambda record: record.node, {NAME_FIELD: lambda record: record.node}
+    ApiKind("nodetopologies", GROUP, VERSION),
+    lambda record: record.node,
+    {NAME_FIELD: lambda record: record.node},
 )
 VMIS: Kind[str, VmiRecord] = Kind(
-    "virtualmachineinstances",
+    ApiKind("virtualmachineinstances", KUBEVIRT),
     lambda record: record.uid,
     {NAME_FIELD: lambda record: record.name, NAMESPACE_FIELD: lambda record: record.namespace},
 )
 LEDGERS: Kind[NodeName, LedgerRecord] = Kind(
-    "nodeledgers", lambda record: record.node, {NAME_FIELD: lambda record: record.node}
+    ApiKind("nodeledgers", GROUP, VERSION),
+    lambda record: record.node,
+    {NAME_FIELD: lambda record: record.node},
 )
 AGENT_PODS: Kind[PodUid, AgentPod] = Kind(
-    "pods", lambda record: record.uid, {NODE_FIELD: lambda record: record.node}
+    PODS.api, lambda record: record.uid, {NODE_FIELD: lambda record: record.node}
 )
 """For lists of nodes: an agent that is gone cannot report that itself."""
 
-SLICES: Kind[str, SliceRecord] = Kind("resourceslices", lambda record: record.name, {})
+SLICES: Kind[str, SliceRecord] = Kind(ApiKind("resourceslices", _DRA), lambda record: record.name, {})
 RESOURCE_CLAIMS: Kind[ResourceClaimName, ResourceClaimRecord] = Kind(
-    "resourceclaims", lambda record: (record.namespace, record.name), {}
+    ApiKind("resourceclaims", _DRA), lambda record: (record.namespace, record.name), {}
 )
-DEVICE_CLASSES: Kind[str, DeviceClassRecord] = Kind("deviceclasses", lambda record: record.name, {})
+DEVICE_CLASSES: Kind[str, DeviceClassRecord] = Kind(
+    ApiKind("deviceclasses", _DRA), lambda record: record.name, {}
+)
 
 
 @dataclass(frozen=True)

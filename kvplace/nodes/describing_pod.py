@@ -23,7 +23,8 @@ from kvplace.core.strict_json import json_object
 from kvplace.core.topology import Topology
 from kvplace.kube.api_errors import Denied, NotFound
 from kvplace.kube.node_filters import SchedulableNode
-from kvplace.kube.object_client import ApiKind, ObjectClient
+from kvplace.kube.object_client import ObjectClient
+from kvplace.kube.watches import ApiKind
 
 PODS = ApiKind("pods")
 CONTAINER = "topology"

@@ -23,9 +23,9 @@ from kvplace.kube.api_errors import NotFound
 from kvplace.kube.concurrency import together
 from kvplace.kube.migrations import MIGRATIONS, PEACE_AFTER_MIGRATION_S, MigrationRecord
 from kvplace.kube.node_filters import RunningVmi, SchedulableNode
-from kvplace.kube.object_client import ApiKind, ObjectReader
+from kvplace.kube.object_client import ObjectReader
 from kvplace.kube.object_records import NO_NODE
-from kvplace.kube.watches import ListClient, Selector
+from kvplace.kube.watches import ApiKind, ListClient, Selector
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView
 from kvplace.nodes.movable_vms import obstacle_to_moves

@@ -26,10 +26,10 @@ from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import PLACED_LABEL
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import PodDemands, RunningVmi, SchedulableNode, obstacle
-from kvplace.kube.object_client import ApiKind, ObjectReader
+from kvplace.kube.object_client import ObjectReader
 from kvplace.kube.object_parts import ApiObject, Metadata
 from kvplace.kube.object_records import NO_NODE
-from kvplace.kube.watches import ListClient
+from kvplace.kube.watches import ApiKind, ListClient
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView
 from kvplace.nodes.node_machine import NodeMachine, Unusable, with_claimed_devices

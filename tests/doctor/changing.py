@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from kvplace.core.ledger import Ledger
-from kvplace.kube.object_client import ApiKind, Document
+from kvplace.kube.object_client import Document
 from kvplace.kube.object_records import LedgerRecord, NodeRecord, PodRecord
-from kvplace.kube.watches import EVERYTHING, LEDGERS, NODES, PODS, Kind, Selector
+from kvplace.kube.watches import EVERYTHING, LEDGERS, NODES, PODS, ApiKind, Kind, Selector
 from tests.doctor.examples import WORKER, pod
 from tests.kube.claims import claim, taking
 

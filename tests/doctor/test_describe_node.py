@@ -14,8 +14,9 @@ from kvplace.core.errors import Conflict, ExitCode
 from kvplace.core.node_topology import node_topology
 from kvplace.core.scalars import NodeName
 from kvplace.kube.credentials import CredentialOptions
-from kvplace.kube.object_client import ApiKind, ObjectClient
+from kvplace.kube.object_client import ObjectClient
 from kvplace.kube.session import open_session
+from kvplace.kube.watches import ApiKind
 from kvplace.nodes.describing_pod import describing_pod
 from tests.cli.calls import COMMAND, Called, call_process
 from tests.doctor.conftest import Installed

@@ -13,8 +13,9 @@ from kvplace.doctor.claim_checks import check_ledgers, check_vms
 from kvplace.doctor.installation import ADMITTED
 from kvplace.doctor.reading import read_installation
 from kvplace.kube.api_errors import Denied, Rejected
-from kvplace.kube.object_client import ApiKind, Document
+from kvplace.kube.object_client import Document
 from kvplace.kube.object_records import LedgerRecord, PodRecord
+from kvplace.kube.watches import ApiKind
 from tests.doctor.changing import CLAIMED, GONE, RUNS, UNCLAIMED, Changing
 from tests.doctor.examples import NOW
 

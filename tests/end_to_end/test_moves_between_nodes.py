@@ -23,7 +23,7 @@ from kvplace.core.cpuset import cpus_of, parse_cpu_list
 from kvplace.core.placement import PodPlacement
 from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import PINNED, PLACEMENT
-from kvplace.kube.api_cluster import MovingCluster
+from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.object_client import ObjectClient
 from kvplace.kube.session import Limits, open_session
@@ -152,7 +152,7 @@ def test_a_migration_of_defragment_goes_to_the_planned_node_and_ends_the_run_whe
     async def defragmented() -> tuple[DefragmentingMove, list[MoveResult]]:
         session = await open_session(CredentialOptions(str(cluster.kubeconfig), None), Limits())
         try:
-            client = MovingCluster(session)
+            client = ApiCluster(session, component="defragment")
             later = datetime.now(UTC) + timedelta(hours=1)  # all VMs have just started
             there = await read_movable_cluster(client, ObjectClient(session), (), later)
             found = defragment(there.nodes, (), there.between)

@@ -14,7 +14,8 @@ from kvplace.core.scalars import NodeName
 from kvplace.explain.explanation import Explanation
 from kvplace.explain.reading import explain_document, explain_target, read_target
 from kvplace.explain.report import explanation_document
-from kvplace.kube.object_client import ApiKind, Document
+from kvplace.kube.object_client import Document
+from kvplace.kube.watches import ApiKind
 from tests.kube.faulty_cluster import FaultyCluster
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from kvplace.core.node_topology import topology_document
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.kube.api_cluster import ApiCluster, MovingCluster
+from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.api_errors import ApiUnavailable, Expired, UnusableAnswer
 from kvplace.kube.events import (
     EventReason,
@@ -252,8 +252,8 @@ async def test_an_annotation_of_a_vm_is_written_to_its_vmi_and_that_of_a_plain_p
     of_vm = replace(plain, vmi="web", vmi_uid="uid-2")
     stub.script = [answer({}), answer({})]
     async with await open_session(stub.kubeconfig(tmp_path, token="t")) as session:
-        await MovingCluster(session).annotate_vm(of_vm, "key", "value")
-        await MovingCluster(session).annotate_vm(plain, "key", None)
+        await ApiCluster(session, component="defragment").annotate_vm(of_vm, "key", "value")
+        await ApiCluster(session, component="defragment").annotate_vm(plain, "key", None)
     assert [(one.method, one.path) for one in stub.asked] == [
         ("PATCH", "/apis/kubevirt.io/v1/namespaces/space/virtualmachineinstances/web"),
         ("PATCH", "/api/v1/namespaces/space/pods/pod-1"),

@@ -28,7 +28,7 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.memory_objects import ObjectLog
 from kvplace.kube.object_records import LedgerRecord, PodRecord
 from kvplace.kube.store import Store
-from kvplace.kube.watches import LEDGERS, PLACED_PODS, PODS, Apply, Init, InitApply, InitDone, Kind
+from kvplace.kube.watches import LEDGERS, PLACED_PODS, PODS, ApiKind, Apply, Init, InitApply, InitDone, Kind
 from tests.effort import examples
 from tests.kube.claims import claim, taking
 from tests.kube.faults import Moment, Operation
@@ -240,7 +240,7 @@ async def test_a_paused_watch_shows_an_old_world_until_it_resumes() -> None:
 
 
 async def test_a_watch_that_reads_too_slowly_lists_again_and_misses_nothing() -> None:
-    log: ObjectLog[str] = ObjectLog(Kind("texts", lambda text: text, {}), log_limit=4)
+    log: ObjectLog[str] = ObjectLog(Kind(ApiKind("texts"), lambda text: text, {}), log_limit=4)
     watch = log.watch()
     assert [await anext(watch), await anext(watch)] == [Init(), InitDone()]
     for number in range(8):

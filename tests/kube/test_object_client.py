@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from kvplace.kube.api_errors import Expired
-from kvplace.kube.object_client import ApiKind, ObjectClient
+from kvplace.kube.object_client import ObjectClient
 from kvplace.kube.session import open_session
+from kvplace.kube.watches import ApiKind
 from tests.kube.api_stub import answer, api_stub, status
 
 FIRST = answer({"metadata": {"continue": "more"}, "items": [{"a": 1}]})

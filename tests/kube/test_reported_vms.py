@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kvplace.core.well_known_names import PINNED
-from kvplace.kube.reported_vms import LAUNCHER_RESOURCE, LauncherPod
+from kvplace.kube.reported_vms import LAUNCHER_READER, LauncherPod
 
 
 @pytest.mark.parametrize(
@@ -28,4 +28,4 @@ def test_the_condition_of_a_pod_is_read_from_the_report_of_the_agent(
 
 def read(condition: dict[str, Any]) -> LauncherPod:
     document = {"metadata": {"name": "pod", "uid": "1"}, "spec": {}, "status": {"conditions": [condition]}}
-    return LAUNCHER_RESOURCE.record(msgspec.Raw(msgspec.json.encode(document)))
+    return LAUNCHER_READER.record(msgspec.Raw(msgspec.json.encode(document)))

@@ -33,7 +33,8 @@ from kvplace.kube.api_errors import (
     error_of_response,
 )
 from kvplace.kube.credentials import CredentialOptions
-from kvplace.kube.session import Call, Limits, Session, open_session, path_of
+from kvplace.kube.session import Call, Limits, Session, open_session
+from kvplace.kube.watches import path_of
 from tests.kube.api_stub import ApiStub, answer, api_stub, broken, closing, status
 
 GET = Call("get", "pods", "/api/v1/namespaces/a/pods/b", name="b")

@@ -61,7 +61,7 @@ WATCHED: dict[str, tuple[Kind[Any, Any], ...]] = {
 }
 NOT_A_CALL = {"close", "list_watch"}
 """Methods of `ApiCluster` that ask the API server nothing."""
-OF_COMMANDS = {"read_all"}
+OF_COMMANDS = {"annotate_vm", "read_all"}
 """The methods that commands alone call, with the rights of the person who runs them."""
 
 OF_COMPONENT = {"create_migration", "delete_migration"}

@@ -14,8 +14,9 @@ from kvplace.core.node_topology import node_topology
 from kvplace.core.scalars import NodeName, NumaId, ResourceName
 from kvplace.kube.api_errors import ApiUnavailable, Denied, NotFound
 from kvplace.kube.node_filters import NodeStatus, SchedulableNode
-from kvplace.kube.object_client import ApiKind, Document, ObjectClient
+from kvplace.kube.object_client import Document, ObjectClient
 from kvplace.kube.object_parts import ConditionObject
+from kvplace.kube.watches import ApiKind
 from kvplace.nodes.describing_pod import (
     MAX_LOG_BYTES,
     check_node,

@@ -12,7 +12,7 @@ import pytest
 from kvplace.core.node_devices import DeviceReport, NodeDevices
 from kvplace.core.scalars import NodeName, NumaId
 from kvplace.kube.object_records import DeviceRequest, ResourceClaimRecord, SliceRecord
-from kvplace.kube.resource_claims import DRA_RESOURCES, driver_of, read_resource_claim
+from kvplace.kube.resource_claims import DRA_READERS, RESOURCE_CLAIM, driver_of, resource_claim_record
 from kvplace.kube.watches import RESOURCE_CLAIMS, SLICES, Apply, Delete
 from kvplace.nodes.dra_devices import DraDevices, numa_node_of
 from tests.nodes.machines import TWO
@@ -38,7 +38,7 @@ def slice_of(
             "devices": devices,
         },
     }
-    record = DRA_RESOURCES[SLICES].record(msgspec.Raw(json.dumps(document).encode()))
+    record = DRA_READERS[SLICES].record(msgspec.Raw(json.dumps(document).encode()))
     assert isinstance(record, SliceRecord)
     return record
 
@@ -218,7 +218,7 @@ def test_a_resource_claim_is_read_with_its_devices() -> None:
             }
         },
     }
-    claim = read_resource_claim(json.dumps(document).encode())
+    claim = resource_claim_record(RESOURCE_CLAIM.decode(json.dumps(document)))
     assert RESOURCE_CLAIMS.key(claim) == ("shop", "io")
     assert claim.requests == (DeviceRequest("gpu", 2),)
     assert claim.allocated == (("d", "p", "gpu0"),)
@@ -243,5 +243,5 @@ def test_a_resource_claim_is_read_with_the_number_of_its_cpus(
         "metadata": {"namespace": "shop", "name": "cpus"},
         "spec": {"devices": {"requests": [{"name": "cpus", "exactly": exactly}]}},
     }
-    claim = read_resource_claim(json.dumps(document).encode())
+    claim = resource_claim_record(RESOURCE_CLAIM.decode(json.dumps(document)))
     assert claim.requests == (DeviceRequest("dra.cpu", 1, cpus),)

@@ -20,7 +20,7 @@ from kvplace.core.scalars import CpuId, CpuMask, NodeName, NumaId, PodUid, Resou
 from kvplace.core.well_known_names import PINNED
 from kvplace.kube.api_errors import Denied, NotFound
 from kvplace.kube.object_records import NO_NODE, Condition, LedgerRecord, PodRecord
-from kvplace.kube.reported_vms import VM_RESOURCES, VMI_PHASES, VMS, ReportedVm
+from kvplace.kube.reported_vms import VM_READERS, VMI_PHASES, VMS, ReportedVm
 from kvplace.kube.watches import EVERYTHING, LEDGERS, PLACED_PODS, TOPOLOGIES, Interrupted, Kind, Selector
 from kvplace.nodes.cluster_reading import listed_vms, read_listed_vms, watch_listed_vms
 from kvplace.nodes.cluster_view import VmState, VmView
@@ -102,7 +102,7 @@ class _WithoutKinds(FaultyCluster):
     async def read_all(self, kind: Any, selector: Any = EVERYTHING) -> tuple[Any, ...]:
         if kind in self.refused:
             raise Denied("list", kind.name, "cannot list")
-        if kind in VM_RESOURCES:
+        if kind in VM_READERS:
             raise NotFound(f"{kind.name} are not served")
         return await super().read_all(kind, selector)
 
@@ -154,7 +154,7 @@ class _WithoutKubeVirt(FaultyCluster):
     """An API server that does not serve KubeVirt's kinds."""
 
     async def watch(self, kind: Any, selector: Any = EVERYTHING) -> AsyncIterator[Any]:
-        if kind in VM_RESOURCES:
+        if kind in VM_READERS:
             yield Interrupted(NotFound(f"{kind.name} are not served"))
             await asyncio.Event().wait()
         async for event in super().watch(kind, selector):
@@ -178,7 +178,7 @@ async def test_without_kubevirt_pods_are_watched_alone_and_one_that_is_gone_is_r
 
 
 def _read(kind: Any, document: dict[str, Any]) -> ReportedVm:
-    found: ReportedVm = VM_RESOURCES[kind].record(msgspec.Raw(msgspec.json.encode(document)))
+    found: ReportedVm = VM_READERS[kind].record(msgspec.Raw(msgspec.json.encode(document)))
     return found
 
 

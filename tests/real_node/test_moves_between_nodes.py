@@ -14,7 +14,7 @@ from harness.control_plane.watching import condition, wait_for
 from harness.kvplace_cluster.installation import NAMESPACE
 from kvplace.core.cluster.defragmentation import DefragmentingMove
 from kvplace.core.scalars import Bytes, NodeName
-from kvplace.kube.api_cluster import MovingCluster
+from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.session import Limits, open_session
 from kvplace.plan.defragmentation_run import MoveResult, carry_out
@@ -177,7 +177,7 @@ def test_a_migration_of_defragment_is_complete_when_the_source_has_given_up_its_
         credentials = CredentialOptions(str(vms.cluster.plane.kubeconfig), None)
         session = await open_session(credentials, Limits())
         try:
-            client = MovingCluster(session)
+            client = ApiCluster(session, component="defragment")
             pod = await client.read_pod(vms.namespace, about["name"])
             assert pod is not None
             moves = carry_out(client, [move], {"leaves": pod}, may_continue=lambda: True)
