@@ -33,7 +33,6 @@ NODE = "worker"
 IMPORTS = (
     "asyncio",
     "msgspec",
-    "tenacity",
     "prometheus_client",
     "aiohttp",
     "aiohttp.web",

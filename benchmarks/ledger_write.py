@@ -37,9 +37,9 @@ from kvplace.core.ledger import Claim, Ledger, LedgerChange
 from kvplace.core.node_topology import GROUP
 from kvplace.core.request import Policy
 from kvplace.core.scalars import Bytes, CpuId, NodeName, NumaId, PodUid
+from kvplace.kube.calls import JSON, MERGE_PATCH, METADATA_ONLY, METHODS, Call
 from kvplace.kube.custom_objects import write_ledger_call
 from kvplace.kube.object_records import LedgerRecord
-from kvplace.kube.session import JSON, MERGE_PATCH, METADATA_ONLY, METHODS, Call
 
 MANIFESTS = Path(__file__).resolve().parents[1] / "manifests"
 CRD = Path("crd", "nodeledgers.yaml")

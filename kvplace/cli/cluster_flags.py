@@ -143,7 +143,7 @@ def _metadata(context: click.Context, resource: str, selector: str = "") -> list
     from kvplace.cli.live_cluster import open_cluster, run_until_interrupt
     from kvplace.core.errors import KvplaceError
     from kvplace.core.strict_json import json_object
-    from kvplace.kube.session import METADATA_LIST, Call
+    from kvplace.kube.calls import METADATA_LIST, Call
     from kvplace.kube.watches import ApiKind
 
     flags = ClusterFlags(**{name: context.params[name] for name in FLAG_NAMES if context.params.get(name)})

@@ -36,9 +36,10 @@ from kvplace.core.strict_json import json_object
 from kvplace.kube import list_watch
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.api_errors import ApiUnavailable, Denied, Expired, NotFound, Unauthenticated, unanswered
+from kvplace.kube.calls import Call
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.object_client import ObjectClient
-from kvplace.kube.session import Call, Limits, Session, open_session
+from kvplace.kube.session import Limits, Session, open_session
 from kvplace.kube.watches import PLACED_PODS, Selector
 
 REPEATED_S = 60.0

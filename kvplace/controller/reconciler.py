@@ -29,7 +29,7 @@ from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.core.well_known_names import about_pod
 from kvplace.kube.concurrency import all_ended
-from kvplace.kube.events import EventRecorder, cores_overlap, pod_reference
+from kvplace.kube.events import EventReason, EventRecord, EventRecorder, pod_reference
 from kvplace.kube.ledgers import no_change
 from kvplace.kube.object_records import PodRecord, TopologyRecord
 from kvplace.kube.watches import NAME_FIELD, TOPOLOGIES, Selector
@@ -378,7 +378,11 @@ class Reconciler:
 
     def _report_overlap(self, node: NodeName, claim: Claim, conflict: str) -> None:
         """Report that two pods run on one core; count and log it only if something about it has changed."""
-        self._events.record(cores_overlap(pod_reference(claim.namespace, claim.pod, claim.uid), conflict))
+        self._events.record(
+            EventRecord(
+                pod_reference(claim.namespace, claim.pod, claim.uid), EventReason.CORES_OVERLAP, conflict
+            )
+        )
         if self._overlaps.get(claim.uid) != conflict:
             self._overlaps[claim.uid] = conflict
             OVERLAPS.inc()

@@ -30,7 +30,7 @@ from kvplace.core.request import DeviceNuma, GuestNuma, OnFailure, PinningOption
 from kvplace.core.request_json import PodRequest, read_pod_request
 from kvplace.core.scalars import NumaId
 from kvplace.core.well_known_names import MOVABLE, PLACE_AGAIN, RELOCATED
-from kvplace.kube.events import EventRecord, owner_reference, relocated, relocation_refused
+from kvplace.kube.events import EventReason, EventRecord, owner_reference, relocated
 from kvplace.kube.object_records import PodRecord, PodReport, TopologyRecord
 
 
@@ -142,14 +142,18 @@ def answer_to(step: ClaimStep, pod: PodRecord) -> EventRecord | None:
     owner = owner_reference(pod)
     match step:
         case GoBack(_, failed, why):
-            return relocation_refused(
-                owner, f"revision {failed.revision} failed on {pod.node} and was undone: {why}"
+            return EventRecord(
+                owner,
+                EventReason.NOT_RELOCATED,
+                f"revision {failed.revision} failed on {pod.node} and was undone: {why}",
             )
         case Finish(_, in_effect) if not step.is_way_back:
             return relocated(owner, pod.node, in_effect)
         case Finish(_, in_effect) if (known := pod.condition(RELOCATED)) is None or known.status:
-            return relocation_refused(
-                owner, f"revision {in_effect.revision - 1} failed on {pod.node} and was undone"
+            return EventRecord(
+                owner,
+                EventReason.NOT_RELOCATED,
+                f"revision {in_effect.revision - 1} failed on {pod.node} and was undone",
             )
     return None
 

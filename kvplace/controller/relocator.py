@@ -28,7 +28,7 @@ from kvplace.core.well_known_names import (
     RELOCATED,
     about_pod,
 )
-from kvplace.kube.events import EventReason, EventRecord, EventRecorder, owner_reference, relocation_refused
+from kvplace.kube.events import EventReason, EventRecord, EventRecorder, owner_reference
 from kvplace.kube.object_records import Condition, PodRecord
 from kvplace.nodes.node_cache import PAUSE_AFTER_EDIT_S, PEACE_S, NodeCache
 from kvplace.nodes.node_machine import Unusable
@@ -191,7 +191,7 @@ class Relocator:
 
     async def _cannot(self, pod: PodRecord, why: str) -> None:
         """State that nothing changes, and why."""
-        event = relocation_refused(owner_reference(pod), why)
+        event = EventRecord(owner_reference(pod), EventReason.NOT_RELOCATED, why)
         self._events.record(event)
         await self._set_condition(pod, event)
 

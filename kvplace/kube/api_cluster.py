@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -32,6 +31,7 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.api_errors import NotFound, Rejected, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, ListForm, Reader
+from kvplace.kube.calls import JSON, MERGE_PATCH, METADATA_ONLY, STRATEGIC_MERGE_PATCH, Call
 from kvplace.kube.custom_objects import (
     TopologyReader,
     ledger_record,
@@ -71,7 +71,7 @@ from kvplace.kube.objects import (
 )
 from kvplace.kube.reported_vms import VM_READERS
 from kvplace.kube.resource_claims import DRA_READERS, RESOURCE_CLAIM, resource_claim_record
-from kvplace.kube.session import JSON, MERGE_PATCH, METADATA_ONLY, STRATEGIC_MERGE_PATCH, Call, Session
+from kvplace.kube.session import Session
 from kvplace.kube.watches import (
     AGENT_PODS,
     EVERYTHING,
@@ -93,8 +93,6 @@ R = TypeVar("R")
 
 _IMMUTABLE_UID = "metadata.uid: Invalid value"
 """In the refusal of a patch of pods/status that names another UID."""
-_ECHOES = 256
-"""Writes to ledgers that are remembered until the watch brings them back."""
 
 
 class ApiCluster:
@@ -121,9 +119,7 @@ class ApiCluster:
         self._readers: Mapping[Kind[Any, Any], Reader[Any]] = {
             **_READERS,
             TOPOLOGIES: Reader.of(_RAW, TopologyReader().record),
-            LEDGERS: Reader.of(_RAW, self._ledger_record),
         }
-        self._written: OrderedDict[tuple[str, str], LedgerRecord] = OrderedDict()
 
     def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
         """Follow the selected objects of a kind, as `WatchClient` states."""
@@ -308,13 +304,7 @@ class ApiCluster:
         except NotFound as error:
             raise Conflict(f"the ledger of node {before.node} is gone") from error
         stored = _stored(body, LEDGERS.api).metadata
-        written = LedgerRecord(
-            before.node, after, stored.resource_version, stored.uid, is_whole=before.is_whole
-        )
-        self._written[written.uid, written.resource_version] = written
-        if len(self._written) > _ECHOES:
-            self._written.popitem(last=False)
-        return written
+        return LedgerRecord(before.node, after, stored.resource_version, stored.uid, is_whole=before.is_whole)
 
     async def delete_ledger(self, before: LedgerRecord) -> None:
         """Delete a ledger that still equals `before`; one that is gone already is not an error.
@@ -395,15 +385,6 @@ class ApiCluster:
         reader = self._readers[kind]
         return ApiListWatch(self._session, kind.api, reader, selector, page_size=self._page_size)
 
-    def _ledger_record(self, document: RawObject) -> LedgerRecord:
-        """Read a watched ledger, unless it is the echo of a write of ours, as most are.
-
-        Reading one takes longer than deciding on it.
-        """
-        metadata = document.metadata
-        written = self._written.pop((metadata.uid, metadata.resource_version), None)
-        return written or ledger_record(document)
-
     async def _patch_topology(
         self, node: NodeName, version: str, change: Mapping[str, Any], *subresource: str
     ) -> str:
@@ -474,6 +455,7 @@ _RAW = msgspec.json.Decoder(RawObject)
 _MAPPING = msgspec.json.Decoder(dict[str, Any])
 _READERS: Mapping[Kind[Any, Any], Reader[Any]] = {
     PODS: Reader.of(_POD, pod_record),
+    LEDGERS: Reader.of(_RAW, ledger_record),
     NODES: Reader.of(_RAW, node_record, ListForm.METADATA),
     NODE_STATUSES: Reader.of(msgspec.json.Decoder(NodeRow), node_of_row, ListForm.TABLE),
     VMIS: Reader.of(_RAW, vmi_record),

@@ -10,10 +10,11 @@ from typing import Generic, Self, TypeVar
 import msgspec
 
 from kvplace.kube.api_errors import NOT_JSON, Expired, decoded, error_of_status, read_status, unreadable
+from kvplace.kube.calls import JSON, METADATA_LIST, METADATA_ONLY, TABLE, Call
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.list_watch import Change, Page
 from kvplace.kube.objects import ObjectList, RawObject, WatchLine
-from kvplace.kube.session import JSON, METADATA_LIST, METADATA_ONLY, PAGE_LIMIT, TABLE, Call, Session
+from kvplace.kube.session import PAGE_LIMIT, Session
 from kvplace.kube.watches import ApiKind, Apply, Delete, Selector
 
 O = TypeVar("O")  # noqa: E741

@@ -19,6 +19,7 @@ from kvplace.core.quantity import parse_quantity
 from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.kube.api_errors import NotFound
 from kvplace.kube.api_list_watch import ApiListWatch, Reader
+from kvplace.kube.calls import APPLY_PATCH, METADATA_ONLY, Call
 from kvplace.kube.list_watch import follow
 from kvplace.kube.object_parts import ApiObject, Metadata, StoredObject
 from kvplace.kube.reported_vms import (
@@ -28,7 +29,7 @@ from kvplace.kube.reported_vms import (
     VMI_PHASES,
     VMS,
 )
-from kvplace.kube.session import APPLY_PATCH, METADATA_ONLY, Call, Session
+from kvplace.kube.session import Session
 from kvplace.kube.watches import EVERYTHING, ApiKind, Kind, Selector, WatchEvent
 
 K = TypeVar("K")

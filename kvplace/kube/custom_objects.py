@@ -45,6 +45,7 @@ from kvplace.core.node_topology import (
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.api_errors import NOT_JSON
+from kvplace.kube.calls import METADATA_ONLY, Call
 from kvplace.kube.object_parts import ABSENT, ApiObject, ConditionObject
 from kvplace.kube.object_records import (
     LedgerRecord,
@@ -53,7 +54,6 @@ from kvplace.kube.object_records import (
     TopologyRecord,
 )
 from kvplace.kube.objects import MetaWithWriters, RawObject
-from kvplace.kube.session import METADATA_ONLY, Call
 from kvplace.kube.watches import LEDGERS
 
 _REMEMBERED = 4096

@@ -1,10 +1,10 @@
 """Kubernetes events: every reason that kvplace writes, the texts, and how often they are written.
 
-An event (events.k8s.io/v1) reports a change or a refusal to the owner of a VM. Components make one with a
-constructor of this module and give it to an `EventRecorder`, which never holds them up. A fact that an object
-of Kubernetes states already gets no event: the cores of a VM are on its pod. kube-scheduler may try a pod
-again every second, with equal messages or with messages that change all the time. So the recorder writes
-equal messages once in a while, and only a limited number of changing ones.
+An event (events.k8s.io/v1) reports a change or a refusal to the owner of a VM. Components give one to an
+`EventRecorder`, which never holds them up. A fact that an object of Kubernetes states already gets no event:
+the cores of a VM are on its pod. kube-scheduler may try a pod again every second, with equal messages or with
+messages that change all the time. So the recorder writes equal messages once in a while, and only a limited
+number of changing ones.
 """
 
 from __future__ import annotations
@@ -50,12 +50,19 @@ class EventReason(Enum):
     """The reason of an event, for machines."""
 
     DOES_NOT_FIT = "DoesNotFit"
+    """Why no node can hold a VM."""
     FLOATING = "Floating"
+    """A VM is bound without cores of its own."""
     CORES_OVERLAP = "CoresOverlap"
+    """A running pod uses CPUs that the ledger gives to another pod."""
     RELOCATED = "Relocated"
+    """Which cores a running VM has now."""
     NOT_RELOCATED = "NotRelocated"
+    """Why a running VM does not get the cores that its edited annotations request."""
     MAKING_ROOM = "MakingRoom"
+    """A move, to the VM that moves and to the VM that waits for it."""
     ROOM_NOT_MADE = "RoomNotMade"
+    """Why the moves that were to make room for a VM have not made it."""
     PINNING_DRIFT = "PinningDrift"
     DEVICE_NOT_LOCAL = "DeviceNotLocal"
 
@@ -157,11 +164,6 @@ def floating(regarding: ObjectReference) -> EventRecord:
     return EventRecord(regarding, EventReason.FLOATING, note)
 
 
-def does_not_fit(regarding: ObjectReference, refusals: str) -> EventRecord:
-    """Report why no node can hold a VM."""
-    return EventRecord(regarding, EventReason.DOES_NOT_FIT, refusals)
-
-
 def relocated(regarding: ObjectReference, node: NodeName, bound: PodPlacement) -> EventRecord:
     """Report which cores a running VM has now."""
     placement = bound.placement
@@ -172,26 +174,6 @@ def relocated(regarding: ObjectReference, node: NodeName, bound: PodPlacement) -
     )
     note = f"revision {bound.revision}: {where} of {node}"
     return EventRecord(regarding, EventReason.RELOCATED, note)
-
-
-def relocation_refused(regarding: ObjectReference, why: str) -> EventRecord:
-    """Report why a running VM does not get the cores that its edited annotations request."""
-    return EventRecord(regarding, EventReason.NOT_RELOCATED, why)
-
-
-def making_room(regarding: ObjectReference, move: str) -> EventRecord:
-    """Report a move to the VM that moves, or to the VM that waits for it."""
-    return EventRecord(regarding, EventReason.MAKING_ROOM, move)
-
-
-def room_not_made(regarding: ObjectReference, why: str) -> EventRecord:
-    """Report why the moves that were to make room for a VM have not made it."""
-    return EventRecord(regarding, EventReason.ROOM_NOT_MADE, why)
-
-
-def cores_overlap(regarding: ObjectReference, conflict: str) -> EventRecord:
-    """Report that a running pod uses CPUs that the ledger gives to another pod."""
-    return EventRecord(regarding, EventReason.CORES_OVERLAP, conflict)
 
 
 def pinning_drift(regarding: ObjectReference, differences: str, *, repaired: bool) -> EventRecord:

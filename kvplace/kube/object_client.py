@@ -12,7 +12,8 @@ import msgspec
 
 from kvplace.kube.api_errors import NotFound, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, Reader
-from kvplace.kube.session import APPLY_PATCH, JSON, METADATA_ONLY, Call, Session
+from kvplace.kube.calls import APPLY_PATCH, JSON, METADATA_ONLY, Call
+from kvplace.kube.session import Session
 from kvplace.kube.watches import NODES, PODS, ApiKind, Selector
 
 Document: TypeAlias = Mapping[str, Any]

@@ -14,8 +14,9 @@ import msgspec
 
 from kvplace.core.errors import Conflict
 from kvplace.kube.api_errors import NotFound
+from kvplace.kube.calls import APPLY_PATCH, Call
 from kvplace.kube.object_parts import Metadata
-from kvplace.kube.session import APPLY_PATCH, Call, Session
+from kvplace.kube.session import Session
 from kvplace.kube.watches import ApiKind
 
 FIELD_MANAGER = "kvplace-certificates"

@@ -12,7 +12,6 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -36,6 +35,7 @@ from kvplace.kube.api_errors import (
     error_of_response,
     with_retries,
 )
+from kvplace.kube.calls import JSON, METHODS, Call
 from kvplace.kube.credentials import CredentialOptions, Credentials, load_credentials
 from kvplace.kube.watches import ApiKind
 
@@ -89,30 +89,6 @@ class Sockets:
 
 _log = logging.getLogger(__name__)
 
-JSON = "application/json"
-MERGE_PATCH = "application/merge-patch+json"
-STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
-"""Merges lists by their keys, for kinds that Kubernetes itself brings along."""
-APPLY_PATCH = "application/apply-patch+yaml"
-"""Server-side apply: makes the object, or sets the fields that it names. JSON is YAML, too."""
-METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
-"""Accept header that asks for an object's metadata alone; spares both sides the rest."""
-METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
-"""The same for a list."""
-TABLE = "application/json;as=Table;g=meta.k8s.io;v=v1,application/json"
-"""Accept header that asks for the columns which kubectl prints, and the metadata, of an object or a list."""
-
-METHODS = {
-    "get": "GET",
-    "list": "GET",
-    "watch": "GET",
-    "create": "POST",
-    "update": "PUT",
-    "patch": "PATCH",
-    "delete": "DELETE",
-}
-"""The method of HTTP for each verb of RBAC."""
-
 _MEBIBYTE = 1 << 20
 ANSWER_LIMIT = 16 * _MEBIBYTE
 """Most bytes of one object; etcd stores at most 1.5 MiB of it."""
@@ -136,48 +112,6 @@ class Limits:
     attempts: int = 4
     """Attempts of a request that the server has certainly not carried out (HTTP 429)."""
     connections: int = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One request, with the names of RBAC for its errors."""
-
-    verb: str
-    """The verb of RBAC, a key of METHODS."""
-    resource: str
-    """Resource with subresource, as in RBAC: `pods/binding`."""
-    path: str
-    name: str = ""
-    query: Mapping[str, str] | None = None
-    body: bytes | None = None
-    accept: str = JSON
-    patch_type: str = MERGE_PATCH
-
-    @classmethod
-    def on(
-        cls,
-        verb: str,
-        kind: ApiKind,
-        name: str,
-        *subresource: str,
-        namespace: str = "",
-        query: Mapping[str, str] | None = None,
-        document: object = None,
-        accept: str = JSON,
-        patch_type: str = MERGE_PATCH,
-    ) -> Self:
-        """Make a call about one object, or a subresource of it; `document` is sent as JSON."""
-        names = (name, *subresource) if subresource or verb != "create" else ()
-        return cls(
-            verb,
-            "/".join((kind.resource, *subresource)),
-            kind.path(*names, namespace=namespace),
-            f"{namespace}/{name}" if namespace else name,
-            query,
-            None if document is None else msgspec.json.encode(document),
-            accept,
-            patch_type,
-        )
 
 
 class Session:

@@ -33,7 +33,7 @@ from kvplace.core.placement import Refusal
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.concurrency import next_turn
-from kvplace.kube.events import EventRecorder, does_not_fit
+from kvplace.kube.events import EventReason, EventRecord, EventRecorder
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
 from kvplace.scheduler.binder import Binder
@@ -292,7 +292,7 @@ class Extender:
         if request.options.on_failure is OnFailure.FLOAT:
             return FilterResult.passing(args, [*args.names])
         if requested.vmi is not None:  # on the pod, kube-scheduler itself writes FailedScheduling
-            self._events.record(does_not_fit(requested.vmi, groups.summary))
+            self._events.record(EventRecord(requested.vmi, EventReason.DOES_NOT_FIT, groups.summary))
         self.room.fits_nowhere(args.pod, requested, groups.curable)
         if self._cache.has_bound_pod_below(args.pod.priority):
             self._preemptor.refused(pending, groups.curable)

@@ -21,7 +21,7 @@ from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.core.well_known_names import about_pod
-from kvplace.kube.events import EventRecorder, making_room, owner_reference
+from kvplace.kube.events import EventReason, EventRecord, EventRecorder, owner_reference
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.movable_vms import MovableVm
@@ -191,8 +191,8 @@ def tell_both(
     """Write an event on the VM that moves and on the VM that it moves for: "this VM `does`"."""
     for_whom = f"this VM {does}, to make room for {_as_known(waiting, mover)}{to_mover}"
     who = f"{_as_known(mover, waiting)} {does}, to make room for this VM{to_waiting}"
-    events.record(making_room(owner_reference(mover), for_whom))
-    events.record(making_room(owner_reference(waiting), who))
+    events.record(EventRecord(owner_reference(mover), EventReason.MAKING_ROOM, for_whom))
+    events.record(EventRecord(owner_reference(waiting), EventReason.MAKING_ROOM, who))
     log.info("%s %s%s", _name(mover), does, to_waiting, extra=about(waiting, mover.node))
 
 

@@ -21,7 +21,7 @@ from kvplace.core.errors import BadAnnotation, KvplaceError
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.concurrency import Turns
-from kvplace.kube.events import owner_reference, room_not_made
+from kvplace.kube.events import EventReason, EventRecord, owner_reference
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.movable_vms import MovableVms
 from kvplace.nodes.node_machine import NodeSnapshot
@@ -183,7 +183,9 @@ class RoomMaker:
         """Write an event on the waiting VM; none if it waits no longer, since its owner knows its end."""
         log.info("no room is made any more: %s", why, extra=about(making.pod, making.node or ""))
         if self._pending.needs_room(making.pod.uid):
-            self._context.events.record(room_not_made(owner_reference(making.pod), why))
+            self._context.events.record(
+                EventRecord(owner_reference(making.pod), EventReason.ROOM_NOT_MADE, why)
+            )
 
     async def _find(self, making: _Making) -> RoomOnNode | None:
         """Search for moves on the nodes with movable VMs, the nodes with most free CPUs first.

@@ -24,7 +24,7 @@ from kvplace.core.cluster.room_in_cluster import RoomByMigration
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import KvplaceError, Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
-from kvplace.kube.events import owner_reference, room_not_made
+from kvplace.kube.events import EventReason, EventRecord, owner_reference
 from kvplace.kube.migrations import MIGRATIONS, START_S, MigrationRecord, PlannedMigration, read_migration
 from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import LEDGERS
@@ -77,7 +77,9 @@ class RoomMigration:
             except (RoomStopped, KvplaceError) as stopped:
                 if self.history.has_begun(self.migration.name):
                     why = f"the migration {self.migration.name} made no room: {stopped}"
-                    self.context.events.record(room_not_made(owner_reference(self.vm.pod), why))
+                    self.context.events.record(
+                        EventRecord(owner_reference(self.vm.pod), EventReason.ROOM_NOT_MADE, why)
+                    )
                 raise
 
     async def _reserve_there(self) -> None:

@@ -25,14 +25,7 @@ from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.api_errors import ApiUnavailable, Expired, UnusableAnswer
-from kvplace.kube.events import (
-    EventReason,
-    ObjectReference,
-    cores_overlap,
-    does_not_fit,
-    floating,
-    pod_reference,
-)
+from kvplace.kube.events import EventReason, EventRecord, ObjectReference, floating, pod_reference
 from kvplace.kube.object_records import PodRecord, TopologyStatus
 from kvplace.kube.session import open_session
 from kvplace.kube.watches import (
@@ -119,7 +112,9 @@ async def test_kubectl_shows_how_the_cpus_of_a_node_are_used(api_world: ApiWorld
 
 async def test_a_long_note_is_cut_to_the_limit_of_the_server(api_world: ApiWorld) -> None:
     about = pod_reference(api_world.namespace, "vm", api_world.create_pod("vm"))
-    await api_world.cluster.record_event(does_not_fit(about, "kein Platz für " + "ü" * 2000))
+    await api_world.cluster.record_event(
+        EventRecord(about, EventReason.DOES_NOT_FIT, "kein Platz für " + "ü" * 2000)
+    )
     (stored,) = api_world.events(EventReason.DOES_NOT_FIT)
     assert 1020 <= len(stored.note.encode()) <= 1024
     assert set(stored.note[15:]) == {"ü"}
@@ -130,7 +125,9 @@ async def test_events_about_long_names_and_about_nodes_are_stored(api_world: Api
     await api_world.cluster.record_event(floating(pod_reference(api_world.namespace, name, PodUid("u"))))
     assert [event.regarding.name for event in api_world.events(EventReason.FLOATING)] == [name]
     node = api_world.named("worker")
-    await api_world.cluster.record_event(cores_overlap(ObjectReference("Node", "", node, node), "two pods"))
+    await api_world.cluster.record_event(
+        EventRecord(ObjectReference("Node", "", node, node), EventReason.CORES_OVERLAP, "two pods")
+    )
     everywhere = api_world.plane.request("GET", "/apis/events.k8s.io/v1/namespaces/default/events")["items"]
     assert [item["note"] for item in everywhere if item["regarding"]["name"] == node] == ["two pods"]
 
@@ -296,8 +293,8 @@ async def test_an_answer_nested_without_end_is_unavailable_too(stub: ApiStub, tm
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("kvplace.kube.memory_cluster", ["kubernetes", "aiohttp", "msgspec", "tenacity"]),
-        ("kvplace.kube.store", ["kubernetes", "aiohttp", "msgspec", "tenacity"]),
+        ("kvplace.kube.memory_cluster", ["kubernetes", "aiohttp", "msgspec"]),
+        ("kvplace.kube.store", ["kubernetes", "aiohttp", "msgspec"]),
         ("kvplace.kube.api_cluster", ["kubernetes"]),
     ],
 )

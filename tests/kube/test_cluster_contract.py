@@ -14,7 +14,7 @@ from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuId, NodeName, PodUid
 from kvplace.core.well_known_names import CPU_MAP, PLACED_LABEL
-from kvplace.kube.events import EventReason, does_not_fit, pod_reference
+from kvplace.kube.events import EventReason, EventRecord, pod_reference
 from kvplace.kube.watches import (
     LEDGERS,
     NAME_FIELD,
@@ -438,7 +438,7 @@ class Contract:
 
     async def test_an_event_is_stored_about_its_object(self, world: World) -> None:
         about = pod_reference(world.namespace, "vm", world.create_pod("vm"))
-        event = does_not_fit(about, "3 nodes: no NUMA node with 4 free CPUs")
+        event = EventRecord(about, EventReason.DOES_NOT_FIT, "3 nodes: no NUMA node with 4 free CPUs")
         await world.cluster.record_event(event)
         assert world.events(EventReason.DOES_NOT_FIT) == [event]
 

@@ -14,9 +14,8 @@ from kvplace.kube.events import (
     MESSAGES_PER_PERIOD,
     PERIOD_S,
     EventReason,
+    EventRecord,
     EventRecorder,
-    cores_overlap,
-    does_not_fit,
     pod_reference,
     vmi_reference,
 )
@@ -57,20 +56,20 @@ async def test_an_equal_message_is_written_again_only_after_the_period(
 ) -> None:
     for moment in (0.0, 1.0, PERIOD_S - 1.0):
         clock.now = moment
-        recorder.record(does_not_fit(VM, "3 nodes: not enough CPUs"))
+        recorder.record(EventRecord(VM, EventReason.DOES_NOT_FIT, "3 nodes: not enough CPUs"))
     await recorder.finish()
     assert len(cluster.events) == 1
     clock.now = PERIOD_S
-    recorder.record(does_not_fit(VM, "3 nodes: not enough CPUs"))
+    recorder.record(EventRecord(VM, EventReason.DOES_NOT_FIT, "3 nodes: not enough CPUs"))
     await recorder.finish()
-    assert cluster.events == [does_not_fit(VM, "3 nodes: not enough CPUs")] * 2
+    assert cluster.events == [EventRecord(VM, EventReason.DOES_NOT_FIT, "3 nodes: not enough CPUs")] * 2
 
 
 async def test_a_changed_message_is_written_at_once_and_the_old_one_is_not_repeated(
     cluster: FaultyCluster, recorder: EventRecorder
 ) -> None:
     for nodes in (3, 2, 3, 2):
-        recorder.record(does_not_fit(VM, f"{nodes} nodes: not enough CPUs"))
+        recorder.record(EventRecord(VM, EventReason.DOES_NOT_FIT, f"{nodes} nodes: not enough CPUs"))
     await recorder.finish()
     assert [event.note for event in cluster.events] == [
         "3 nodes: not enough CPUs",
@@ -79,7 +78,11 @@ async def test_a_changed_message_is_written_at_once_and_the_old_one_is_not_repea
 
 
 async def test_objects_and_reasons_are_counted_apart(cluster: FaultyCluster, recorder: EventRecorder) -> None:
-    written = [does_not_fit(VM, "same"), does_not_fit(OTHER, "same"), cores_overlap(VM, "same")]
+    written = [
+        EventRecord(VM, EventReason.DOES_NOT_FIT, "same"),
+        EventRecord(OTHER, EventReason.DOES_NOT_FIT, "same"),
+        EventRecord(VM, EventReason.CORES_OVERLAP, "same"),
+    ]
     for event in written:
         recorder.record(event)
     await recorder.finish()
@@ -91,8 +94,8 @@ async def test_a_pod_of_another_namespace_that_names_a_vm_does_not_use_up_its_me
 ) -> None:
     foreign = vmi_reference("of-a-tenant", VM.name, VM.uid)
     for number in range(MESSAGES_PER_PERIOD + 3):
-        recorder.record(does_not_fit(foreign, f"message {number}"))
-    recorder.record(does_not_fit(VM, "message 0"))
+        recorder.record(EventRecord(foreign, EventReason.DOES_NOT_FIT, f"message {number}"))
+    recorder.record(EventRecord(VM, EventReason.DOES_NOT_FIT, "message 0"))
     await recorder.finish()
     assert [event.note for event in cluster.events if event.regarding == VM] == ["message 0"]
     assert len(cluster.events) == MESSAGES_PER_PERIOD + 1
@@ -103,8 +106,8 @@ async def test_a_message_that_changes_every_second_does_not_flood(
 ) -> None:
     for second in range(int(2 * PERIOD_S)):
         clock.now = float(second)
-        recorder.record(does_not_fit(VM, f"best {second}"))
-    recorder.record(does_not_fit(OTHER, "not held back by the first"))
+        recorder.record(EventRecord(VM, EventReason.DOES_NOT_FIT, f"best {second}"))
+    recorder.record(EventRecord(OTHER, EventReason.DOES_NOT_FIT, "not held back by the first"))
     await recorder.finish()
     of_vm = [event.note for event in cluster.events if event.regarding == VM]
     first_of_each_period = [start + n for start in (0, int(PERIOD_S)) for n in range(MESSAGES_PER_PERIOD)]
@@ -117,7 +120,7 @@ async def test_an_event_that_is_lost_is_written_at_the_next_equal_one(
 ) -> None:
     cluster.faults.fail(Operation.RECORD_EVENT, Unavailable("busy"))
     for _ in range(3):
-        recorder.record(does_not_fit(VM, "3 nodes: not enough CPUs"))
+        recorder.record(EventRecord(VM, EventReason.DOES_NOT_FIT, "3 nodes: not enough CPUs"))
         await recorder.finish()
     assert len(cluster.events) == 1
     assert "event lost: busy" in caplog.text
@@ -127,8 +130,8 @@ async def test_recording_does_not_wait_and_finish_waits_for_all(
     cluster: FaultyCluster, recorder: EventRecorder
 ) -> None:
     held = cluster.faults.hold(Operation.RECORD_EVENT)
-    recorder.record(does_not_fit(VM, "slow"))
-    recorder.record(does_not_fit(OTHER, "quick"))
+    recorder.record(EventRecord(VM, EventReason.DOES_NOT_FIT, "slow"))
+    recorder.record(EventRecord(OTHER, EventReason.DOES_NOT_FIT, "quick"))
     await held.reached.wait()
     finishing = asyncio.create_task(recorder.finish())
     while not cluster.events:  # noqa: ASYNC110
@@ -145,7 +148,9 @@ async def test_a_burst_of_events_leaves_connections_to_others(
 ) -> None:
     held = [cluster.faults.hold(Operation.RECORD_EVENT, nth=number + 1) for number in range(AT_ONCE)]
     for number in range(3 * AT_ONCE):
-        recorder.record(does_not_fit(vmi_reference("default", "vm", f"uid-{number}"), "no room"))
+        recorder.record(
+            EventRecord(vmi_reference("default", "vm", f"uid-{number}"), EventReason.DOES_NOT_FIT, "no room")
+        )
     for hold in held:
         await hold.reached.wait()
     for _ in range(5):  # rounds of the loop in which more could be sent
@@ -161,7 +166,7 @@ async def test_the_end_does_not_wait_for_an_api_server_that_takes_no_events(
     cluster: FaultyCluster, recorder: EventRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     held = cluster.faults.hold(Operation.RECORD_EVENT)
-    recorder.record(does_not_fit(VM, "slow"))
+    recorder.record(EventRecord(VM, EventReason.DOES_NOT_FIT, "slow"))
     await held.reached.wait()
     await recorder.finish(within_s=0.0)
     assert (recorder.unwritten, cluster.events) == (0, [])
@@ -174,12 +179,20 @@ async def test_remembered_and_waiting_events_are_bounded(
     monkeypatch.setattr(events, "_REMEMBERED", 3)
     monkeypatch.setattr(events, "_UNWRITTEN", 4)
     for number in range(6):
-        recorder.record(does_not_fit(pod_reference("default", f"vm-{number}", PodUid(str(number))), "full"))
+        recorder.record(
+            EventRecord(
+                pod_reference("default", f"vm-{number}", PodUid(str(number))),
+                EventReason.DOES_NOT_FIT,
+                "full",
+            )
+        )
     await recorder.finish()
     assert [event.regarding.uid for event in cluster.events] == ["0", "1", "2", "3"]
-    recorder.record(does_not_fit(pod_reference("default", "vm-3", PodUid("3")), "full"))  # remembered
     recorder.record(
-        does_not_fit(pod_reference("default", "vm-0", PodUid("0")), "full")
+        EventRecord(pod_reference("default", "vm-3", PodUid("3")), EventReason.DOES_NOT_FIT, "full")
+    )  # remembered
+    recorder.record(
+        EventRecord(pod_reference("default", "vm-0", PodUid("0")), EventReason.DOES_NOT_FIT, "full")
     )  # forgotten, so written again
     await recorder.finish()
     assert [event.regarding.uid for event in cluster.events[4:]] == ["0"]

@@ -14,8 +14,9 @@ import pytest
 
 from harness.certificates import Authority
 from kvplace.core.errors import Unavailable
+from kvplace.kube.calls import Call
 from kvplace.kube.credentials import CredentialOptions, load_credentials
-from kvplace.kube.session import Call, open_session
+from kvplace.kube.session import open_session
 from tests.kube.api_stub import ApiStub, answer, api_stub
 
 GET = Call("get", "pods", "/api/v1/pods")

@@ -32,8 +32,9 @@ from kvplace.kube.api_errors import (
     UnusableAnswer,
     error_of_response,
 )
+from kvplace.kube.calls import Call
 from kvplace.kube.credentials import CredentialOptions
-from kvplace.kube.session import Call, Limits, Session, open_session
+from kvplace.kube.session import Limits, Session, open_session
 from kvplace.kube.watches import path_of
 from tests.kube.api_stub import ApiStub, answer, api_stub, broken, closing, status
 

@@ -63,7 +63,7 @@ class Story:
         self, seed: int, kind: Kind = Kind.PLAIN, *, tell: Callable[[str], None] | None = None
     ) -> None:
         """`tell` gets one line for each step that has an effect."""
-        seed_everything(seed)  # tenacity draws its jitter from the module's own generator
+        seed_everything(seed)  # pauses draw their jitter from the module's own generator
         self.diary = diary = Diary(tell)
         self._random = random = Random(seed)
         self._kind = kind
