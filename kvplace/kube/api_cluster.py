@@ -14,10 +14,9 @@ form: on a busy cluster the API server's CPU limits the binds per second. Errors
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -30,8 +29,8 @@ from kvplace.core.node_topology import API_VERSION, GROUP, RESOURCE_TOPOLOGY_VER
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.api_errors import NotFound, Rejected, decoded
-from kvplace.kube.api_list_watch import ApiListWatch, ListForm, Reader
-from kvplace.kube.calls import JSON, MERGE_PATCH, METADATA_ONLY, STRATEGIC_MERGE_PATCH, Call
+from kvplace.kube.api_list_watch import ApiRecords, ListForm, Reader
+from kvplace.kube.calls import JSON, METADATA_ONLY, STRATEGIC_MERGE_PATCH, Call
 from kvplace.kube.custom_objects import (
     TopologyReader,
     ledger_record,
@@ -40,7 +39,6 @@ from kvplace.kube.custom_objects import (
     write_ledger_call,
 )
 from kvplace.kube.events import EventRecord
-from kvplace.kube.list_watch import ListWatch, follow
 from kvplace.kube.migrations import MIGRATIONS, PlannedMigration
 from kvplace.kube.node_filters import RUNNING_VMIS, SCHEDULABLE_NODES, RunningVmi, SchedulableNode
 from kvplace.kube.object_client import ObjectClient
@@ -74,7 +72,6 @@ from kvplace.kube.resource_claims import DRA_READERS, RESOURCE_CLAIM, resource_c
 from kvplace.kube.session import Session
 from kvplace.kube.watches import (
     AGENT_PODS,
-    EVERYTHING,
     LEDGERS,
     NODE_STATUSES,
     NODES,
@@ -84,8 +81,6 @@ from kvplace.kube.watches import (
     VMIS,
     ApiKind,
     Kind,
-    Selector,
-    WatchEvent,
 )
 
 K = TypeVar("K")
@@ -95,7 +90,7 @@ _IMMUTABLE_UID = "metadata.uid: Invalid value"
 """In the refusal of a patch of pods/status that names another UID."""
 
 
-class ApiCluster:
+class ApiCluster(ApiRecords):
     """A cluster behind an API server."""
 
     def __init__(
@@ -110,29 +105,12 @@ class ApiCluster:
 
         Lists are read in pages of `page_size` objects.
         """
-        self._session = session
-        self._page_size = page_size
+        readers = {**_READERS, TOPOLOGIES: Reader.of(_RAW, TopologyReader().record)}
+        writer = component if component == "kvplace" else f"kvplace-{component}"
+        super().__init__(session, readers, writer=writer, page_size=page_size)
         self._controller = f"{GROUP}/{component}"
-        self._written_by = {"fieldManager": component if component == "kvplace" else f"kvplace-{component}"}
         self._instance = (os.environ.get("POD_NAME") or socket.gethostname())[:128]
         self._now = now
-        self._readers: Mapping[Kind[Any, Any], Reader[Any]] = {
-            **_READERS,
-            TOPOLOGIES: Reader.of(_RAW, TopologyReader().record),
-        }
-
-    def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
-        """Follow the selected objects of a kind, as `WatchClient` states."""
-        session = self._session
-        return follow(self.list_watch(kind, selector), pause=session.pause, closed=lambda: session.closed)
-
-    def list_watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> ListWatch[R]:
-        """Return the selected objects of a kind in the form that `follow` takes."""
-        return self._list_watch(kind, selector)
-
-    async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]:
-        """Read all selected objects of a kind once, page by page; raises the errors of this module."""
-        return await self._list_watch(kind, selector).read_all()
 
     async def bind(
         self, namespace: str, pod: str, uid: PodUid, node: NodeName, annotations: Mapping[str, str]
@@ -169,13 +147,14 @@ class ApiCluster:
         Raises Conflict when it has changed since `claim` was read, and Refused when it is gone.
         """
         change = {"metadata": {"resourceVersion": claim.resource_version}, "status": dict(status)}
-        body = await self._patch(RESOURCE_CLAIMS.api, claim.namespace, claim.name, change, "status")
+        body = await self._write(
+            "patch", RESOURCE_CLAIMS.api, claim.name, change, "status", namespace=claim.namespace
+        )
         return _stored(body, RESOURCE_CLAIMS.api).metadata.resource_version
 
     async def read_disruption_budgets(self) -> tuple[DisruptionBudget, ...]:
         """Read all PodDisruptionBudgets of the cluster, page by page."""
-        listed = ApiListWatch(self._session, _BUDGETS, _BUDGET, EVERYTHING, page_size=self._page_size)
-        return await listed.read_all()
+        return await self._listed(_BUDGETS, _BUDGET).read_all()
 
     async def replace_placement(
         self, namespace: str, pod: str, uid: PodUid, annotations: Mapping[str, str | None]
@@ -312,11 +291,8 @@ class ApiCluster:
         Raises Conflict when it has changed, is another one, or still has owners.
         """
         still = {"resourceVersion": before.resource_version, "uid": before.uid}
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": still}
         try:
-            await self._session.request(Call.on("delete", LEDGERS.api, before.node, document=options))
-        except NotFound:
-            return
+            await self._delete(LEDGERS.api, before.node, still=still)
         except Rejected as error:
             raise Conflict(
                 f"the ledger of node {before.node} still has owners: release their CPUs first"
@@ -325,19 +301,12 @@ class ApiCluster:
     async def record_event(self, event: EventRecord) -> None:
         """Write one event."""
         document = event.document(controller=self._controller, instance=self._instance, now=self._now())
-        call = Call.on(
-            "create",
-            _EVENTS,
-            event.regarding.name,
-            namespace=event.namespace,
-            document=document,
-            accept=METADATA_ONLY,
-        )
-        await self._session.request(call)
+        about = event.regarding.name
+        await self._write("create", _EVENTS, about, document, namespace=event.namespace)
 
     async def annotate_node(self, node: NodeName, annotations: Mapping[str, str | None]) -> None:
         """Set annotations of a node, None removes one; others stay. Raises Refused when the node is gone."""
-        await self._patch(NODES.api, "", node, {"metadata": {"annotations": dict(annotations)}})
+        await self._write("patch", NODES.api, node, {"metadata": {"annotations": dict(annotations)}})
 
     async def annotate_vm(self, pod: PodRecord, key: str, value: str | None) -> None:
         """Write an annotation of the VMI of a pod, or of a plain pod; None removes it.
@@ -348,48 +317,33 @@ class ApiCluster:
             await self._annotate_pod(pod.namespace, pod.name, pod.uid, {key: value})
             return
         change = {"metadata": {"uid": pod.vmi_uid, "annotations": {key: value}}}
-        await self._patch(VMIS.api, pod.namespace, pod.vmi, change)
+        await self._write("patch", VMIS.api, pod.vmi, change, namespace=pod.namespace)
 
     async def create_migration(self, migration: PlannedMigration, *, dry_run: bool = False) -> None:
         """Create a live migration, or only ask whether KubeVirt would accept it.
 
         Raises Conflict when there is one of this name, and Rejected or Forbidden when KubeVirt refuses it.
         """
-        query = {**self._written_by, **({"dryRun": "All"} if dry_run else {})}
-        call = Call.on(
-            "create",
-            MIGRATIONS.api,
-            migration.name,
-            namespace=migration.namespace,
-            query=query,
-            document=migration.document(),
-            accept=METADATA_ONLY,
-        )
-        await self._session.request(call)
+        name, namespace = migration.name, migration.namespace
+        document = migration.document()
+        await self._write("create", MIGRATIONS.api, name, document, namespace=namespace, dry_run=dry_run)
 
     async def delete_migration(self, namespace: str, name: str) -> None:
         """Delete a live migration: KubeVirt then removes its target pod, or aborts it.
 
         One that is gone already is not an error.
         """
-        call = Call.on("delete", MIGRATIONS.api, name, namespace=namespace, accept=METADATA_ONLY)
-        with contextlib.suppress(NotFound):
-            await self._session.request(call)
+        await self._delete(MIGRATIONS.api, name, namespace=namespace)
 
     async def close(self) -> None:
         """End all watches and connections."""
         await self._session.close()
 
-    def _list_watch(self, kind: Kind[K, R], selector: Selector) -> ApiListWatch[R]:
-        selector.check(kind)
-        reader = self._readers[kind]
-        return ApiListWatch(self._session, kind.api, reader, selector, page_size=self._page_size)
-
     async def _patch_topology(
         self, node: NodeName, version: str, change: Mapping[str, Any], *subresource: str
     ) -> str:
         document = {"metadata": {"resourceVersion": version}, **change}
-        body = await self._patch(TOPOLOGIES.api, "", node, document, *subresource)
+        body = await self._write("patch", TOPOLOGIES.api, node, document, *subresource)
         return _stored(body, TOPOLOGIES.api).metadata.resource_version
 
     async def _annotate_pod(
@@ -397,52 +351,22 @@ class ApiCluster:
     ) -> None:
         """Set annotations of the pod with this UID, None removes one; others stay."""
         change = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
-        await self._patch(PODS.api, namespace, pod, change)
+        await self._write("patch", PODS.api, pod, change, namespace=namespace)
 
     async def _patch_pod(
         self, pod: PodRecord, subresource: str, metadata: Mapping[str, str], change: Mapping[str, Any]
     ) -> None:
         """Change a subresource of the pod with this metadata; other entries of its lists stay."""
         document = {"metadata": metadata, **change}
-        kind = STRATEGIC_MERGE_PATCH
-        await self._patch(PODS.api, pod.namespace, pod.name, document, subresource, patch_type=kind)
-
-    async def _patch(
-        self,
-        kind: ApiKind,
-        namespace: str,
-        name: str,
-        change: object,
-        *subresource: str,
-        patch_type: str = MERGE_PATCH,
-    ) -> bytes:
-        return await self._write(
-            "patch", kind, name, change, *subresource, namespace=namespace, patch_type=patch_type
+        await self._write(
+            "patch",
+            PODS.api,
+            pod.name,
+            document,
+            subresource,
+            namespace=pod.namespace,
+            patch_type=STRATEGIC_MERGE_PATCH,
         )
-
-    async def _write(
-        self,
-        verb: str,
-        kind: ApiKind,
-        name: str,
-        document: object,
-        *subresource: str,
-        namespace: str = "",
-        accept: str = METADATA_ONLY,
-        patch_type: str = MERGE_PATCH,
-    ) -> bytes:
-        call = Call.on(
-            verb,
-            kind,
-            name,
-            *subresource,
-            namespace=namespace,
-            query=self._written_by,
-            document=document,
-            accept=accept,
-            patch_type=patch_type,
-        )
-        return await self._session.request(call)
 
 
 _POD = msgspec.json.Decoder(PodObject)

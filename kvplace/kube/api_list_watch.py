@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
-from kvplace.kube.api_errors import NOT_JSON, Expired, decoded, error_of_status, read_status, unreadable
-from kvplace.kube.calls import JSON, METADATA_LIST, METADATA_ONLY, TABLE, Call
+from kvplace.kube.api_errors import (
+    NOT_JSON,
+    Expired,
+    NotFound,
+    decoded,
+    error_of_status,
+    read_status,
+    unreadable,
+)
+from kvplace.kube.calls import JSON, MERGE_PATCH, METADATA_LIST, METADATA_ONLY, TABLE, Call
 from kvplace.kube.concurrency import Turns
-from kvplace.kube.list_watch import Change, Page
+from kvplace.kube.list_watch import Change, Page, follow
 from kvplace.kube.objects import ObjectList, RawObject, WatchLine
 from kvplace.kube.session import PAGE_LIMIT, Session
-from kvplace.kube.watches import ApiKind, Apply, Delete, Selector
+from kvplace.kube.watches import EVERYTHING, ApiKind, Apply, Delete, Kind, Selector, WatchEvent
 
 O = TypeVar("O")  # noqa: E741
+K = TypeVar("K")
 R = TypeVar("R")
 
 _WATCH_S = 290
@@ -158,3 +168,69 @@ class ApiListWatch(Generic[R]):
 
 def _equal(chosen: Mapping[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in chosen.items()]
+
+
+class ApiRecords:
+    """The calls that all clusters behind an API server have: records of its objects, and writes."""
+
+    def __init__(
+        self, session: Session, readers: Mapping[Kind[Any, Any], Reader[Any]], *, writer: str, page_size: int
+    ) -> None:
+        """`writer` is its field manager. Lists are read in pages of `page_size` objects."""
+        self._session = session
+        self._readers = readers
+        self._written_by = {"fieldManager": writer}
+        self._page_size = page_size
+
+    def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
+        """Follow the selected objects of a kind, as `WatchClient` states."""
+        session = self._session
+        return follow(self.list_watch(kind, selector), pause=session.pause, closed=lambda: session.closed)
+
+    def list_watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> ApiListWatch[R]:
+        """Return the selected objects of a kind in the form that `follow` takes."""
+        selector.check(kind)
+        return self._listed(kind.api, self._readers[kind], selector)
+
+    async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]:
+        """Read all selected objects of a kind once, page by page."""
+        return await self.list_watch(kind, selector).read_all()
+
+    def _listed(self, kind: ApiKind, reader: Reader[R], selector: Selector = EVERYTHING) -> ApiListWatch[R]:
+        return ApiListWatch(self._session, kind, reader, selector, page_size=self._page_size)
+
+    async def _write(
+        self,
+        verb: str,
+        kind: ApiKind,
+        name: str,
+        document: object,
+        *subresource: str,
+        namespace: str = "",
+        accept: str = METADATA_ONLY,
+        patch_type: str = MERGE_PATCH,
+        dry_run: bool = False,
+    ) -> bytes:
+        """Write an object, or a subresource of it; a dry run stores nothing."""
+        call = Call.on(
+            verb,
+            kind,
+            name,
+            *subresource,
+            namespace=namespace,
+            query={**self._written_by, **({"dryRun": "All"} if dry_run else {})},
+            document=document,
+            accept=accept,
+            patch_type=patch_type,
+        )
+        return await self._session.request(call)
+
+    async def _delete(
+        self, kind: ApiKind, name: str, *, namespace: str = "", still: Mapping[str, str] | None = None
+    ) -> None:
+        """Delete an object if it is still as stated; one that is gone already is not an error."""
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": still or {}}
+        with contextlib.suppress(NotFound):
+            await self._session.request(
+                Call.on("delete", kind, name, namespace=namespace, document=options, accept=METADATA_ONLY)
+            )

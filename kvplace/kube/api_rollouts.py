@@ -7,8 +7,7 @@ name taken.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeAlias, TypeVar
@@ -17,10 +16,8 @@ import msgspec
 
 from kvplace.core.quantity import parse_quantity
 from kvplace.core.well_known_names import ROLLOUT_LABEL
-from kvplace.kube.api_errors import NotFound
-from kvplace.kube.api_list_watch import ApiListWatch, Reader
-from kvplace.kube.calls import APPLY_PATCH, METADATA_ONLY, Call
-from kvplace.kube.list_watch import follow
+from kvplace.kube.api_list_watch import ApiRecords, Reader
+from kvplace.kube.calls import APPLY_PATCH
 from kvplace.kube.object_parts import ApiObject, Metadata, StoredObject
 from kvplace.kube.reported_vms import (
     LAUNCHER_READER,
@@ -30,7 +27,7 @@ from kvplace.kube.reported_vms import (
     VMS,
 )
 from kvplace.kube.session import Session
-from kvplace.kube.watches import EVERYTHING, ApiKind, Kind, Selector, WatchEvent
+from kvplace.kube.watches import ApiKind, Kind, Selector
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -69,7 +66,6 @@ def _quantities(texts: Mapping[str, str] | None) -> dict[str, Fraction]:
 _QUOTAS = ApiKind("resourcequotas")
 _QUOTA = Reader.of(msgspec.json.Decoder(_QuotaObject), _quota)
 FIELD_MANAGER = "kvplace-rollout"
-_WRITTEN_BY = {"fieldManager": FIELD_MANAGER}
 DOCUMENT_KEY = "rollout.json"
 KIND_OF: Mapping[str, ApiKind] = {"VirtualMachine": VMS.api, "VirtualMachineInstance": VMI_PHASES.api}
 """Where each kind of VM is served."""
@@ -87,56 +83,40 @@ def _document(stored: _ConfigMap) -> tuple[str, str]:
 
 _CONFIG_MAP = msgspec.json.Decoder(_ConfigMap)
 _CONFIG_MAPS = ApiKind("configmaps")
-
-
 _DOCUMENTS = Reader.of(_CONFIG_MAP, _document)
 
 
-class ApiRollouts:
+class ApiRollouts(ApiRecords):
     """A cluster behind an API server, as a rollout needs it; the session stays its owner's."""
 
     def __init__(self, session: Session, *, page_size: int = 500) -> None:
-        self._session = session
-        self._page_size = page_size
-
-    def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
-        """Follow the selected objects of a kind, as `WatchClient` states."""
-        session = self._session
-        selector.check(kind)
-        source: ApiListWatch[R] = self._list_watch(kind.api, _READERS[kind], selector)
-        return follow(source, pause=session.pause, closed=lambda: session.closed)
-
-    async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]:
-        """Read all selected objects of a kind once."""
-        selector.check(kind)
-        return await self._list_watch(kind.api, _READERS[kind], selector).read_all()
+        super().__init__(session, _READERS, writer=FIELD_MANAGER, page_size=page_size)
 
     async def apply_vm(self, vm: Mapping[str, Any], *, dry_run: bool = False) -> None:
         """Apply a VirtualMachine or VirtualMachineInstance; a dry run stores nothing.
 
         Raises Conflict when another client has written one of its fields, and the errors of admission.
         """
-        call = Call.on(
+        metadata = vm["metadata"]
+        await self._write(
             "patch",
             KIND_OF[vm["kind"]],
-            vm["metadata"]["name"],
-            namespace=vm["metadata"]["namespace"],
-            query={**_WRITTEN_BY, **({"dryRun": "All"} if dry_run else {})},
-            document=vm,
-            accept=METADATA_ONLY,
+            metadata["name"],
+            vm,
+            namespace=metadata["namespace"],
             patch_type=APPLY_PATCH,
+            dry_run=dry_run,
         )
-        await self._session.request(call)
 
     async def delete_vm(self, kind: str, namespace: str, name: str, uid: str) -> None:
         """Delete a VM if it is still this one; one that is gone is not an error."""
-        await self._delete(KIND_OF[kind], namespace, name, {"uid": uid})
+        await self._delete(KIND_OF[kind], name, namespace=namespace, still={"uid": uid})
 
     async def read_documents(self, namespace: str, rollout: str = "") -> Mapping[str, str]:
         """Read the documents of a namespace's rollouts by their names, or of one that is named."""
         if not rollout:
-            selector = Selector(namespace=namespace)
-            found = await self._list_watch(_CONFIG_MAPS, _DOCUMENTS, selector).read_all()
+            there = Selector(namespace=namespace)
+            found = await self._listed(_CONFIG_MAPS, _DOCUMENTS, there).read_all()
             return {name: text for name, text in found if name and text}
         stored = await self._session.read(
             _CONFIG_MAPS, document_name(rollout), _CONFIG_MAP, namespace=namespace
@@ -154,34 +134,15 @@ class ApiRollouts:
             "metadata": {"name": name, "namespace": namespace, "labels": labels},
             "data": {DOCUMENT_KEY: text},
         }
-        call = Call.on(
-            "create",
-            _CONFIG_MAPS,
-            name,
-            namespace=namespace,
-            query=_WRITTEN_BY,
-            document=document,
-            accept=METADATA_ONLY,
-        )
-        await self._session.request(call)
+        await self._write("create", _CONFIG_MAPS, name, document, namespace=namespace)
 
     async def delete_document(self, namespace: str, rollout: str) -> None:
         """Delete the document of a rollout; one that is gone is not an error."""
-        await self._delete(_CONFIG_MAPS, namespace, document_name(rollout), {})
+        await self._delete(_CONFIG_MAPS, document_name(rollout), namespace=namespace)
 
     async def read_quotas(self, namespace: str) -> tuple[Quota, ...]:
         """Read the ResourceQuotas of a namespace."""
-        return await self._list_watch(_QUOTAS, _QUOTA, Selector(namespace=namespace)).read_all()
-
-    def _list_watch(self, kind: ApiKind, reader: Reader[R], selector: Selector) -> ApiListWatch[R]:
-        return ApiListWatch(self._session, kind, reader, selector, page_size=self._page_size)
-
-    async def _delete(
-        self, kind: ApiKind, namespace: str, name: str, preconditions: Mapping[str, str]
-    ) -> None:
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
-        with contextlib.suppress(NotFound):
-            await self._session.request(Call.on("delete", kind, name, namespace=namespace, document=options))
+        return await self._listed(_QUOTAS, _QUOTA, Selector(namespace=namespace)).read_all()
 
 
 def document_name(rollout: str) -> str:

@@ -92,7 +92,7 @@ def right_of(method: str, path: str, query: Mapping[str, str]) -> Right:
 
 def port_methods() -> set[str]:
     """List the methods by which `ApiCluster` asks the API server."""
-    return {name for name in vars(ApiCluster) if not name.startswith("_")} - NOT_A_CALL - OF_COMMANDS
+    return {name for name in dir(ApiCluster) if not name.startswith("_")} - NOT_A_CALL - OF_COMMANDS
 
 
 def methods_in_use(process: str) -> set[str]:
