@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from kvplace.core.errors import Forbidden, KvplaceError
 from kvplace.core.well_known_names import OPTED_IN_LABEL, PLACED_LABEL
@@ -33,7 +33,7 @@ from kvplace.doctor.program_checks import joined, releases_of
 from kvplace.kube.api_errors import Denied, NotFound, Unauthenticated
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import SchedulableNode
-from kvplace.kube.object_client import Document, ObjectReader, at, items_at
+from kvplace.kube.object_client import Document, ObjectClient, at, items_at
 from kvplace.kube.watches import ApiKind, ListClient
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView
@@ -75,26 +75,8 @@ _OWNERS = {SERVE: ApiKind("deployments", "apps"), AGENT: ApiKind("daemonsets", "
 _HOOK_SETTING = "SIDECAR_IMAGE"
 
 
-class DoctorClient(ObjectReader, Protocol):
-    """The cluster calls of doctor, apart from lists of watched kinds."""
-
-    async def read_version(self) -> str:
-        """Read the release of the API server."""
-        ...
-
-    async def read_metadata(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
-        """Read the metadata of one object, without its content; None where there is none."""
-        ...
-
-    async def create(
-        self, kind: ApiKind, document: Document, *, namespace: str = "", dry_run: bool = False
-    ) -> Document:
-        """Create an object, or with `dry_run` only return its result; doctor stores nothing."""
-        ...
-
-
 async def read_installation(
-    reader: DoctorClient,
+    reader: ObjectClient,
     cluster: ListClient,
     *,
     namespace: str,
@@ -140,7 +122,7 @@ async def read_view(cluster: ListClient) -> ClusterView:
 
 
 class _Reading:
-    def __init__(self, reader: DoctorClient) -> None:
+    def __init__(self, reader: ObjectClient) -> None:
         self._reader = reader
         self.objects: dict[str, tuple[Document, ...]] = {}
         self.denied: dict[str, str] = {}
@@ -282,7 +264,7 @@ class Releases:
     """By program."""
 
 
-async def read_releases(reader: DoctorClient) -> Releases:
+async def read_releases(reader: ObjectClient) -> Releases:
     """Read the releases of our programs, of the API server and of KubeVirt."""
     version, serve, agent, kubevirts = await together(
         reader.read_version(),
@@ -302,7 +284,7 @@ def _read(answer: tuple[T, ...] | Denied) -> tuple[T, ...]:
     return () if isinstance(answer, Denied) else answer
 
 
-async def _programs(reader: DoctorClient, component: str) -> tuple[Document, ...]:
+async def _programs(reader: ObjectClient, component: str) -> tuple[Document, ...]:
     """Read the objects of a program that state its image; raises Denied where pods may not be read either."""
     labels = f"{NAME_LABEL}=kvplace,{COMPONENT_LABEL}={component}"
     try:
@@ -311,7 +293,7 @@ async def _programs(reader: DoctorClient, component: str) -> tuple[Document, ...
         return await reader.read_list(_PODS, labels=labels)
 
 
-async def _hook_images(reader: DoctorClient, serve: tuple[Document, ...]) -> tuple[str, ...]:
+async def _hook_images(reader: ObjectClient, serve: tuple[Document, ...]) -> tuple[str, ...]:
     """Read the hook's image from the settings that `serve` names."""
     names = sorted(config_maps_of(serve))
     settings = await together(

@@ -31,7 +31,7 @@ from kvplace.explain.notes import (
 )
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import PodDemands, SchedulableNode, demands_of, obstacle
-from kvplace.kube.object_client import Document, ObjectReader, condition
+from kvplace.kube.object_client import Document, ObjectClient, condition
 from kvplace.kube.reported_vms import reported_vmi
 from kvplace.kube.watches import ApiKind, ListClient
 from kvplace.nodes.cluster_reading import read_cluster
@@ -130,7 +130,7 @@ def choose_document(documents: Iterable[Document], text: str, what: str) -> Docu
 
 
 async def explain_target(
-    reader: ObjectReader, cluster: ListClient, target: ExplainedObject, stated: Stated, strategy: Strategy
+    reader: ObjectClient, cluster: ListClient, target: ExplainedObject, stated: Stated, strategy: Strategy
 ) -> Explanation:
     """Explain a VM, VMI or pod of the cluster; raises Absent when there is none of that name."""
     kinds = tuple(_KINDS[kind] for kind in _WITH[target.kind])
@@ -160,7 +160,7 @@ async def explain_target(
 
 
 async def explain_document(
-    reader: ObjectReader,
+    reader: ObjectClient,
     cluster: ListClient,
     document: Document,
     namespace: str,
@@ -391,7 +391,7 @@ def _vms_of(view: ClusterView, target: ExplainedObject) -> tuple[VmView, ...]:
     )
 
 
-async def _elsewhere(reader: ObjectReader, kind: ApiKind, view: ClusterView, target: ExplainedObject) -> str:
+async def _elsewhere(reader: ObjectClient, kind: ApiKind, view: ClusterView, target: ExplainedObject) -> str:
     """State where an object of this name is, or which one was likely meant."""
     try:
         found = await reader.read_list(kind, fields=f"metadata.name={target.name}")
@@ -413,17 +413,17 @@ async def _elsewhere(reader: ObjectReader, kind: ApiKind, view: ClusterView, tar
     return near or "; `kubectl kvplace get vms -A` lists the VMs that opted in"
 
 
-async def _read_nodes(reader: ObjectReader) -> dict[NodeName, SchedulableNode]:
+async def _read_nodes(reader: ObjectClient) -> dict[NodeName, SchedulableNode]:
     return {NodeName(node.metadata.name): node for node in await read_schedulable_nodes(reader)}
 
 
-async def _read_events(reader: ObjectReader, target: ExplainedObject) -> tuple[Event, ...]:
+async def _read_events(reader: ObjectClient, target: ExplainedObject) -> tuple[Event, ...]:
     kinds = _WITH[target.kind]
     found = await together(*(_events_of(reader, kind.value, target.namespace, target.name) for kind in kinds))
     return tuple(event for events in found for event in events)
 
 
-async def _events_of(reader: ObjectReader, kind: str, namespace: str, name: str) -> tuple[Event, ...]:
+async def _events_of(reader: ObjectClient, kind: str, namespace: str, name: str) -> tuple[Event, ...]:
     selected = f"involvedObject.kind={kind},involvedObject.name={name}"
     found = await reader.read_list(EVENTS, namespace=namespace, fields=selected)
     return tuple(_event(document) for document in found)

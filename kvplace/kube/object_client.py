@@ -6,7 +6,7 @@ Long-running processes watch records (`watches`); this is for the many kinds tha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -23,26 +23,6 @@ _PAGE_SIZE = 500
 _PATIENCE_S = 30.0
 """A write may wait for several webhooks, 10 seconds each."""
 _DOCUMENT: msgspec.json.Decoder[Document] = msgspec.json.Decoder(dict[str, Any])
-
-
-class ObjectReader(Protocol):
-    """A cluster with objects of any kind that can be read: `ObjectClient`."""
-
-    async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
-        """Read one object; None where there is none, or no such kind."""
-        ...
-
-    async def read_list(
-        self, kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
-    ) -> tuple[Document, ...]:
-        """Read all selected objects; none where the kind is not served. The selectors are as kubectl's."""
-        ...
-
-    async def read_list_as(
-        self, form: type[T], kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
-    ) -> tuple[T, ...]:
-        """The same, each object as a type that names the fields that matter."""
-        ...
 
 
 class ObjectClient:

@@ -23,7 +23,7 @@ from kvplace.kube.api_errors import NotFound
 from kvplace.kube.concurrency import together
 from kvplace.kube.migrations import MIGRATIONS, PEACE_AFTER_MIGRATION_S, MigrationRecord
 from kvplace.kube.node_filters import RunningVmi, SchedulableNode
-from kvplace.kube.object_client import ObjectReader
+from kvplace.kube.object_client import ObjectClient
 from kvplace.kube.object_records import NO_NODE
 from kvplace.kube.watches import ApiKind, ListClient, Selector
 from kvplace.nodes.cluster_reading import read_cluster
@@ -55,7 +55,7 @@ class MovableCluster:
 
 
 async def read_movable_cluster(
-    cluster: ListClient, reader: ObjectReader, nodes: LabelTerms, now: datetime
+    cluster: ListClient, reader: ObjectClient, nodes: LabelTerms, now: datetime
 ) -> MovableCluster:
     """Read the nodes with these labels, and their VMs; needs the rights of a viewer on the whole cluster."""
     view, objects, waiting, vmis, migrations = await together(

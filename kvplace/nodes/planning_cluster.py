@@ -26,7 +26,7 @@ from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import PLACED_LABEL
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import PodDemands, RunningVmi, SchedulableNode, obstacle
-from kvplace.kube.object_client import ObjectReader
+from kvplace.kube.object_client import ObjectClient
 from kvplace.kube.object_parts import ApiObject, Metadata
 from kvplace.kube.object_records import NO_NODE
 from kvplace.kube.watches import ApiKind, ListClient
@@ -103,7 +103,7 @@ class PlanningCluster:
         return (f"{counted(self.waiting, 'VM')} that {verb} already came first",)
 
 
-async def read_planning_cluster(cluster: ListClient, reader: ObjectReader) -> PlanningCluster:
+async def read_planning_cluster(cluster: ListClient, reader: ObjectClient) -> PlanningCluster:
     """Read the start of a plan; needs the rights of a viewer on the whole cluster."""
     view, nodes, pods = await together(
         read_cluster(cluster),
@@ -113,12 +113,12 @@ async def read_planning_cluster(cluster: ListClient, reader: ObjectReader) -> Pl
     return planning_cluster(view, nodes, pods)
 
 
-async def read_schedulable_nodes(reader: ObjectReader) -> tuple[SchedulableNode, ...]:
+async def read_schedulable_nodes(reader: ObjectClient) -> tuple[SchedulableNode, ...]:
     """Read all nodes as kube-scheduler sees them."""
     return await reader.read_list_as(SchedulableNode, _NODES)
 
 
-async def read_pods_on(reader: ObjectReader, node: NodeName) -> tuple[DemandingPod, ...]:
+async def read_pods_on(reader: ObjectClient, node: NodeName) -> tuple[DemandingPod, ...]:
     """Read the pods of a node that opted in; for `NO_NODE` the waiting ones."""
     selected = {"labels": f"{PLACED_LABEL}=true", "fields": f"spec.nodeName={node}"}
     return await reader.read_list_as(DemandingPod, _PODS, **selected)
@@ -176,7 +176,7 @@ class Evacuation:
     """VMs that stop when they leave the node, with the reason."""
 
 
-async def read_evacuation(cluster: ListClient, reader: ObjectReader, node: NodeName) -> Evacuation:
+async def read_evacuation(cluster: ListClient, reader: ObjectClient, node: NodeName) -> Evacuation:
     """Read the start of an evacuation; raises Absent for a node that the cluster lacks."""
     view, nodes, waiting, leaving, vmis = await together(
         read_cluster(cluster),

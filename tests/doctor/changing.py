@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from kvplace.core.ledger import Ledger
-from kvplace.kube.object_client import Document
+from kvplace.kube.object_client import Document, ObjectClient
 from kvplace.kube.object_records import LedgerRecord, NodeRecord, PodRecord
 from kvplace.kube.watches import EVERYTHING, LEDGERS, NODES, PODS, ApiKind, Kind, Selector
 from tests.doctor.examples import WORKER, pod
@@ -20,7 +20,7 @@ RUNS, GONE = (pod("db", pinned=True),), ()
 VMI = {"metadata": {"name": "db", "namespace": "default"}, "status": {"activePods": {"db": "worker"}}}
 
 
-class Changing:
+class Changing(ObjectClient):
     """A cluster that has changed at some reads of its lists."""
 
     def __init__(

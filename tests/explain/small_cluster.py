@@ -14,7 +14,7 @@ from kvplace.core.scalars import NodeName
 from kvplace.explain.explanation import Explanation
 from kvplace.explain.reading import explain_document, explain_target, read_target
 from kvplace.explain.report import explanation_document
-from kvplace.kube.object_client import Document
+from kvplace.kube.object_client import Document, ObjectClient
 from kvplace.kube.watches import ApiKind
 from tests.kube.faulty_cluster import FaultyCluster
 
@@ -28,7 +28,7 @@ def node(name: str = "worker", **spec: Any) -> dict[str, Any]:
     return {"metadata": {"name": name, "labels": LABELS}, "spec": spec, "status": READY}
 
 
-class Objects:
+class Objects(ObjectClient):
     """The objects of a cluster that only `explain` checks."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from kvplace.admission.stated_request import stated_request
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.request_json import PodRequest, write_request
 from kvplace.explain.reading import explain_target, read_target
-from kvplace.kube.object_client import Document
+from kvplace.kube.object_client import Document, ObjectClient
 from kvplace.kube.watches import ApiKind
 from tests.admission.reviewed_objects import vmi
 from tests.core.requests import request_with
@@ -20,7 +20,7 @@ from tests.nodes.machines import TWO
 T = TypeVar("T")
 
 
-class OneInstance:
+class OneInstance(ObjectClient):
     """A VMI `db`, and nothing else."""
 
     def __init__(self, phase: str) -> None:

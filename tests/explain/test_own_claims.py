@@ -12,7 +12,7 @@ from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import NO_CPUS, NodeName
 from kvplace.explain.reading import explain_target, read_target
-from kvplace.kube.object_client import Document
+from kvplace.kube.object_client import Document, ObjectClient
 from kvplace.kube.watches import ApiKind
 from tests.core.requests import request_with
 from tests.kube.claims import claim, taking
@@ -23,8 +23,11 @@ T = TypeVar("T")
 NODE = {"metadata": {"name": "worker"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
 
 
-class OneNode:
+class OneNode(ObjectClient):
     """A node, and nothing else."""
+
+    def __init__(self) -> None:
+        """It asks no API server."""
 
     async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
         return None
