@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from yarl import URL
 
 from kvplace.kube.api_errors import Expired
 from kvplace.kube.object_client import ObjectClient
 from kvplace.kube.session import open_session
-from kvplace.kube.watches import ApiKind
+from kvplace.kube.watches import ApiKind, path_of
 from tests.kube.api_stub import answer, api_stub, status
 
 FIRST = answer({"metadata": {"continue": "more"}, "items": [{"a": 1}]})
@@ -26,3 +29,15 @@ async def test_a_list_that_expires_between_two_pages_is_begun_again_once(tmp_pat
         stub.script = [FIRST, TOO_OLD, FIRST, TOO_OLD]
         with pytest.raises(Expired):
             await reader.read_list(ApiKind("pods"))
+
+
+@given(st.lists(st.text(min_size=1), min_size=1))
+def test_no_name_can_leave_its_place_in_the_path(segments: list[str]) -> None:
+    try:
+        path = path_of(*segments)
+    except UnicodeEncodeError:  # Lone surrogates are not text that JSON or HTTP could carry.
+        return
+    url = URL(f"https://host{path}", encoded=True)
+    assert url.host == "host"
+    assert path.count("/") == len(segments)
+    assert not set(path) & set("?#%\\ ") - {"%"}

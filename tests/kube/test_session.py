@@ -35,7 +35,6 @@ from kvplace.kube.api_errors import (
 from kvplace.kube.calls import Call
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.session import Limits, Session, open_session
-from kvplace.kube.watches import path_of
 from tests.kube.api_stub import ApiStub, answer, api_stub, broken, closing, status
 
 GET = Call("get", "pods", "/api/v1/namespaces/a/pods/b", name="b")
@@ -238,18 +237,6 @@ async def test_redirects_are_not_followed_with_our_token(stub: ApiStub, tmp_path
         with pytest.raises(Rejected):
             await session.request(GET)
     assert len(stub.asked) == 1
-
-
-@given(st.lists(st.text(min_size=1), min_size=1))
-def test_no_name_can_leave_its_place_in_the_path(segments: list[str]) -> None:
-    try:
-        path = path_of(*segments)
-    except UnicodeEncodeError:  # Lone surrogates are not text that JSON or HTTP could carry.
-        return
-    url = URL(f"https://host{path}", encoded=True)
-    assert url.host == "host"
-    assert path.count("/") == len(segments)
-    assert not set(path) & set("?#%\\ ") - {"%"}
 
 
 # Credentials
