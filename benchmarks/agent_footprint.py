@@ -33,6 +33,7 @@ NODE = "worker"
 IMPORTS = (
     "asyncio",
     "msgspec",
+    "tenacity",
     "prometheus_client",
     "aiohttp",
     "aiohttp.web",
