@@ -19,7 +19,7 @@ from kvplace.core.quantity import MOST_PAGES, parse_bytes, parse_quantity
 from kvplace.core.scalars import Bytes
 from kvplace.core.strict_json import shown
 from kvplace.core.well_known_names import FrontEnd
-from kvplace.kube.object_parts import OwnerReference
+from kvplace.kube.object_parts import OwnerReference, fault_of
 
 Quantity: TypeAlias = str | int | float
 Quantities: TypeAlias = dict[str, Quantity]
@@ -273,7 +273,7 @@ def typed(raw: Mapping[str, Any], kind: type[_Object]) -> _Object:
         metadata = raw.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
         who = f"{_KINDS[kind]} {name}" if isinstance(name, str) and name else f"{_KINDS[kind]} without a name"
-        raise BadBody(f"{who}: {_unquoted(raw) or error}") from None
+        raise BadBody(f"{who}: {_unquoted(raw) or fault_of(error)}") from None
     length = sum(len(key) + len(value) for key, value in (read.metadata.annotations or {}).items())
     if length > _MOST_ANNOTATIONS:
         raise BadBody(

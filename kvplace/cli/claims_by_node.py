@@ -203,13 +203,14 @@ class ClaimsByNode:
     def _read_pod(self, document: Json, where: str) -> None:
         import msgspec
 
+        from kvplace.kube.object_parts import fault_of
         from kvplace.kube.objects import PodObject, pod_record
 
         try:
             # As text again: much of a pod stays text until it is needed.
             pod = pod_record(msgspec.json.decode(msgspec.json.encode(document), type=PodObject))
         except msgspec.ValidationError as error:
-            raise self._bad(where, f"is not a valid Pod: {str(error).replace('`', '')}") from None
+            raise self._bad(where, f"is not a valid Pod: {fault_of(error)}") from None
         if pod.has_ended or not (pod.placement or pod.cpu_map):
             return
         if pod.placement:

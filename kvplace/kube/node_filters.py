@@ -16,7 +16,7 @@ import msgspec
 from kvplace.core.errors import BadBody
 from kvplace.core.quantity import parse_quantity
 from kvplace.core.scalars import NodeName
-from kvplace.kube.object_parts import ApiObject, ConditionObject, MatchExpression, Metadata
+from kvplace.kube.object_parts import ApiObject, ConditionObject, MatchExpression, Metadata, fault_of
 from kvplace.kube.objects import ObjectMeta
 from kvplace.kube.watches import NAME_FIELD, NODES, VMIS, Kind
 
@@ -190,7 +190,7 @@ def demands_of(spec: Mapping[str, Any], what: str, *, is_vm: bool = False) -> Po
     try:
         demands = msgspec.convert(spec, PodDemands)
     except msgspec.ValidationError as error:
-        raise BadBody(f"{what}: {error}") from None
+        raise BadBody(f"{what}: {fault_of(error)}") from None
     return beside_virt_handler(demands) if is_vm else demands
 
 

@@ -308,6 +308,13 @@ def _counted(
     return MappingProxyType(total)
 
 
+def fault_of(error: msgspec.ValidationError) -> str:
+    """Name the wrong field and its fault, as in `spec.domain.cpu.cores: expected int, got str`."""
+    fault, _, path = str(error).replace("`", "").replace(" | null", "").partition(" - at ")
+    field = path.removeprefix("$").removeprefix(".")
+    return f"{field}: {fault[0].lower()}{fault[1:]}" if field else fault
+
+
 def _sum(containers: Iterable[_Requested]) -> dict[str, int]:
     total: dict[str, int] = {}
     for container in containers:

@@ -100,7 +100,7 @@ def test_a_vm_that_is_being_deleted_is_always_allowed() -> None:
 
 def test_a_vm_with_a_field_of_the_wrong_type_is_refused_with_its_path() -> None:
     assert refusal(vm(cpu=[])) == (
-        "VirtualMachine db: Expected `object | null`, got `array` - at `$.spec.template.spec.domain.cpu`"
+        "VirtualMachine db: spec.template.spec.domain.cpu: expected object, got array"
     )
 
 

@@ -183,9 +183,9 @@ def test_an_invalid_size_is_refused_with_its_path(domain: dict[str, Any], senten
 @pytest.mark.parametrize(
     ("domain", "sentence"),
     [
-        ({"cpu": {"cores": "4"}}, "Expected `int | null`, got `str` - at `$.spec.domain.cpu.cores`"),
-        ({"cpu": {"cores": -1}}, "Expected `int` >= 0 - at `$.spec.domain.cpu.cores`"),
-        ({"devices": []}, "Expected `object | null`, got `array` - at `$.spec.domain.devices`"),
+        ({"cpu": {"cores": "4"}}, "spec.domain.cpu.cores: expected int, got str"),
+        ({"cpu": {"cores": -1}}, "spec.domain.cpu.cores: expected int >= 0"),
+        ({"devices": []}, "spec.domain.devices: expected object, got array"),
     ],
 )
 def test_a_field_of_the_wrong_type_is_refused_with_its_path(domain: dict[str, Any], sentence: str) -> None:
