@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -75,8 +76,12 @@ def movable(
     migrations: tuple[MigrationRecord, ...] = (),
     enforcement: Enforcement = Enforcement.NRI,
     twice: bool = False,
+    plain_pod: Mapping[str, str] | None = None,
 ) -> MovableCluster:
-    """One VM on the first of two nodes with an agent, and a third without."""
+    """One VM on the first of two nodes with an agent, and a third without.
+
+    `plain_pod`: it is a pod with these annotations instead.
+    """
     placement = try_place(TWO, free_of(TWO, Ledger()), request)
     assert placement is not None
     placed = PodPlacement(UID, HERE, TWO.fingerprint, OnFailure.WAIT, placement, revision=revision)
@@ -102,6 +107,11 @@ def movable(
         conditions=conditions,
         created=created,
     )
+    if plain_pod is not None:
+        pod = replace(
+            pod, request=write_request(PodRequest(request)), vmi="", vmi_uid="", asking=dict(plain_pod)
+        )
+        claim = replace(claim, vmi="")
     pods = [pod, replace(pod, uid=PodUid("target"), node=THERE, placement="")] if twice else [pod]
     report = PodReport(UID, revision=reported, pinned=pinned, running=True)
     topologies = [
@@ -153,6 +163,15 @@ def test_a_vm_stays_with_the_reason(state: dict[str, Any], reason: str) -> None:
     ((said, count),) = found.stay.items()
     assert reason in said
     assert count == 1
+
+
+def test_a_plain_pod_moves_inside_its_node_unless_its_annotations_were_edited() -> None:
+    request = Request(4, PinningOptions(Scope.ONE_SOCKET).of_plain_pod())
+    agreed = {"cpu-set": "one-socket", MOVABLE: "true"}
+    assert movable(vmi({}), request=request, plain_pod=agreed).inside == {"shop/virt-launcher-db"}
+    edited = movable(vmi({}), request=request, plain_pod={**agreed, "cpu-set": "one-numa"})
+    assert not edited.inside
+    assert "were edited" in next(iter(edited.stay))
 
 
 def test_a_vm_with_fixed_cores_stays() -> None:
