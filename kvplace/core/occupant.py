@@ -61,13 +61,17 @@ class RunningVms:
         occupants: Iterable[Occupant],
         only: CpuMask | None,
         devices: NodeDevices | None = None,
+        *,
+        pools_shrink: bool = False,
     ) -> None:
+        """`only`, `devices` and `pools_shrink` are as in `free_of`."""
         self.topology = topology
         self.occupants = {occupant.id: occupant for occupant in occupants}
         self.usable = topology.allocatable if only is None else topology.allocatable & only
         """The CPUs that may be given out at all."""
         self._only = only
         self._devices = devices
+        self._pools_shrink = pools_shrink
         self._claims = {
             PodUid(uid): claim_of(PodUid(uid), one.placement) for uid, one in self.occupants.items()
         }
@@ -84,7 +88,14 @@ class RunningVms:
         holds = [
             claim_of(PodUid(f"{uid}/new"), placed) for uid, placed in elsewhere.items() if placed is not None
         ]
-        return free_of(self.topology, ledger, holds, only=self._only, devices=self._devices)
+        return free_of(
+            self.topology,
+            ledger,
+            holds,
+            only=self._only,
+            pools_shrink=self._pools_shrink,
+            devices=self._devices,
+        )
 
 
 def devices_beside(devices: NodeDevices | None, vms: Iterable[Occupant]) -> NodeDevices | None:

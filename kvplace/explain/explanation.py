@@ -127,7 +127,14 @@ def _suggestions(
             continue
         machine, free = node.snapshot.machine, node.snapshot.free
         running = occupants_of(view, node)
-        suggestions = find_suggestions(machine.topology, free, request, running, only=machine.allocatable)
+        suggestions = find_suggestions(
+            machine.topology,
+            free,
+            request,
+            running,
+            only=machine.allocatable,
+            pools_shrink=machine.pools_shrink,
+        )
         if suggestions.found:
             moved = {move.id for one in suggestions.found for move in one.moves}
             found.append(

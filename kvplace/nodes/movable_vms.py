@@ -91,6 +91,7 @@ class MovableVms:
             node,
             machine.topology,
             tuple(occupants),
+            machine.pools_shrink,
             devices=snapshot.free.devices,
             only=machine.allocatable,
         )

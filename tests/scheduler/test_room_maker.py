@@ -21,7 +21,7 @@ from tests.controller.replicas import asking_pod, replica
 from tests.kube.faults import Operation
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import TWO
-from tests.scheduler.crowded_node import N1, halved, moved, notes, victims
+from tests.scheduler.crowded_node import N1, halved, moved, moved_and_bound, notes, running, victims
 
 AUTOMATIC = ExtenderSettings(make_room=MakeRoom.AUTOMATIC)
 ON_REQUEST = ExtenderSettings(make_room=MakeRoom.ON_REQUEST)
@@ -55,6 +55,19 @@ async def test_a_vm_that_may_move_moves_and_the_one_that_waited_gets_its_socket(
             f"default/{mover.vmi} moves {way}"
         )
         assert "make room for default/big" in notes(cluster, mover.vmi, EventReason.MAKING_ROOM)[0]
+
+
+async def test_room_is_made_in_the_pool_of_a_numa_vm_which_keeps_one_core(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster, extending=AUTOMATIC) as one:
+        await halved(one, agent, movable=True)
+        await running(one, agent, "pool", 2, policy=Policy.NUMA)
+        big = asking_pod(cluster, "big", 6)
+        assert not (await one.filter(big)).names
+        await one.until(lambda: moved(agent))
+        await moved_and_bound(one, agent, big)
+        assert agent.stored(big).placement.owned.bit_count() == 6
 
 
 @pytest.mark.parametrize("staying", [0, 1])

@@ -147,6 +147,7 @@ def find_room(nodes: Sequence[ClusterNode], request: Request) -> RoomOnNode | No
             request,
             only=node.only,
             devices=node.devices,
+            pools_shrink=node.pools_shrink,
             most_moves=MAX_MOVES if best is None else len(best.plan.moves),
             max_steps=min(left, STEPS_PER_NODE),
         )
@@ -237,6 +238,7 @@ class _RoomSearch:
                 [*node.running, *node.planned.values()],
                 shape.request,
                 devices=node.free.devices,
+                pools_shrink=node.node.pools_shrink,
                 max_steps=min(self._steps, MAX_STEPS),
             )
             self._steps -= answer.steps

@@ -84,6 +84,7 @@ def make_room(
     *,
     only: CpuMask | None = None,
     devices: NodeDevices | None = None,
+    pools_shrink: bool = False,
     most_moves: int = MAX_MOVES,
     max_steps: int = MAX_STEPS,
     watch: Watch = unwatched,
@@ -92,8 +93,8 @@ def make_room(
 
     The plan has no moves when it fits well already. VMs with policy `immovable` stay, and VMs
     with devices of the host stay on their NUMA nodes. Every VM that moves keeps its own scope and options,
-    and never gets a worse locality than it has. `only` restricts the CPUs as in `free_of`, and
-    `devices` are the free ones.
+    and never gets a worse locality than it has. `only` and `pools_shrink` are as in `free_of`,
+    and `devices` are the free ones.
 
     For each number of moves the search takes at most `max_steps` steps (see `search_budget`). `watch` is
     called repeatedly and may end the search earlier. The answer is then the best sequence so far.
@@ -101,7 +102,7 @@ def make_room(
     empty = try_place(topology, free_of(topology, Ledger(), only=only, devices=devices), request)
     if empty is None:
         return NoMoves("the VM does not fit on the empty machine", exact=True)
-    running = RunningVms(topology, occupants, only, devices)
+    running = RunningVms(topology, occupants, only, devices, pools_shrink=pools_shrink)
     now = try_place(topology, running.free({}), request)
     if now is not None and len(now.numa_nodes) <= len(empty.numa_nodes):
         return MovePlan(now, ())

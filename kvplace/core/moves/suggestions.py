@@ -76,10 +76,11 @@ def find_suggestions(
     occupants: Sequence[Occupant] = (),
     *,
     only: CpuMask | None = None,
+    pools_shrink: bool = False,
 ) -> Suggestions:
     """Find the changes that make a refused VM fit.
 
-    1. Other VMs move (`occupants` are all that run there, `only` is as for `make_room`).
+    1. Other VMs move (`occupants` are all that run there, `only` and `pools_shrink` are as for `make_room`).
     2. A weaker option: cpu-set, smt, emulator-threads, numa-memory.
     3. Fewer vCPUs, huge pages or bytes, the smallest share first.
     4. The VM shares its CPUs.
@@ -91,7 +92,15 @@ def find_suggestions(
     found += trial.sharing()
     if not occupants:
         return Suggestions(tuple(found))
-    answer = make_room(topology, occupants, request, only=only, devices=free.devices, most_moves=1)
+    answer = make_room(
+        topology,
+        occupants,
+        request,
+        only=only,
+        devices=free.devices,
+        pools_shrink=pools_shrink,
+        most_moves=1,
+    )
     if isinstance(answer, NoMoves):
         return Suggestions(tuple(found), answer)
     moves = [_moves_suggestion(topology, request, answer)] if answer.moves else []

@@ -212,7 +212,7 @@ class ResourceCounts:
         self._shared = {
             uid: one.placement.cpus & ~one.placement.owned
             for uid, one in running.occupants.items()
-            if one.request.options.policy in (Policy.SHARE, Policy.IMMOVABLE)
+            if one.placement.policy in (Policy.SHARE, Policy.IMMOVABLE)
         }
         self._owned = {uid: one.placement.owned & running.usable for uid, one in movable.items()}
         self._memory = dict(free.memory)

@@ -13,12 +13,12 @@ import pytest
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.free_resources import free_of
-from kvplace.core.ledger import Ledger
+from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.moves.make_room import MovePlan, NoMoves, make_room
-from kvplace.core.occupant import Occupant, RunningVms, locality_of, within
+from kvplace.core.occupant import Occupant, RunningVms, locality_of, occupant_of_claim, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.scalars import CpuMask, ResourceName
+from kvplace.core.scalars import CpuMask, PodUid, ResourceName
 from kvplace.core.topology import Topology
 from kvplace.machines.server_types import read_machine
 from tests.core.machines import GIB, make_numa_node, make_package, make_topology
@@ -75,6 +75,26 @@ def test_the_vm_with_the_least_memory_goes() -> None:
     plan = _found(machine, occupants, Request(4, PinningOptions(scope=Scope.ONE_NUMA), memory=GIB))
     assert _moves(plan) == [("light", 0b1100, 0b11 << 10)]
     assert plan.bytes_moved == 2 * GIB
+
+
+@pytest.mark.parametrize("kind", ["a VM", "a claim alone"])
+def test_a_vm_goes_to_cpus_of_a_pool_that_an_agent_can_shrink(kind: str) -> None:
+    machine = _machine(2, 8)
+    pool = _runs(machine, "pool", "4-7", policy=Policy.NUMA)
+    pool = replace(pool, placement=replace(pool.placement, cpus=mask_of(range(4, 8))))
+    if kind == "a claim alone":
+        pool = occupant_of_claim("pool", claim_of(PodUid("pool"), pool.placement), machine)
+    occupants = [
+        _runs(machine, "moves", "0-3"),
+        pool,
+        replace(_runs(machine, "stays", "8-11"), movable=False),
+    ]
+    wide = Request(7, PinningOptions(scope=Scope.ONE_NUMA))
+    assert isinstance(make_room(machine, occupants, wide), NoMoves)
+    plan = make_room(machine, occupants, wide, pools_shrink=True)
+    assert isinstance(plan, MovePlan)
+    assert _moves(plan) == [("moves", mask_of(range(4)), mask_of(range(12, 16)))]
+    assert plan.placement.owned == mask_of(range(7))  # the pool keeps its last core
 
 
 def test_a_vm_with_devices_of_the_host_stays_on_its_numa_node() -> None:
