@@ -12,9 +12,6 @@ from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.service.connections import Address
 from kvplace.service.process import in_background
 
-NEVER_S = 3600.0
-"""Only the kernel's events can make the watch read."""
-
 
 def online_sets(cpu: int) -> list[tuple[CpuMask, float]]:
     """Switch a CPU off and on; return the CPUs that the watch then has, and after how many seconds."""
@@ -22,8 +19,7 @@ def online_sets(cpu: int) -> list[tuple[CpuMask, float]]:
 
 
 async def _online_sets(switch: Path) -> list[tuple[CpuMask, float]]:
-    settings = AgentSettings(NodeName("here"), Address("127.0.0.1", 0), check_machine_every_s=NEVER_S)
-    watch = MachineWatch(settings)
+    watch = MachineWatch(AgentSettings(NodeName("here"), Address("127.0.0.1", 0)))
     changed = asyncio.Event()
     watch.subscribe(changed.set)
     found = []

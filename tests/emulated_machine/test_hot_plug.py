@@ -1,4 +1,4 @@
-"""A CPU that goes offline, or comes back, is noticed by the kernel's own event."""
+"""A CPU that goes offline, or comes back, is noticed without a restart of the agent."""
 
 from __future__ import annotations
 
