@@ -41,7 +41,10 @@ def numa_nodes_in_guest(session: LibvirtSession, domain: bytes) -> Counter[int]:
         booting.handle.resume()
         deadline = time.monotonic() + _BOOT_S
         while "all devices" not in (text := console.read_text(errors="replace") if console.exists() else ""):
-            assert time.monotonic() < deadline, text[-4000:]
+            assert time.monotonic() < deadline, (
+                f"after {_BOOT_S:.0f} s the domain is in state {booting.handle.state()}, "
+                f"and its console shows {text[-4000:]!r}"
+            )
             time.sleep(0.5)
     lines = [line.split()[1:] for line in text.splitlines() if line.startswith("device ")]
     return Counter(int(node) for _, vendor, device, node in lines if (vendor, device) == _RNG)
