@@ -450,12 +450,12 @@ def test_serve_may_nominate_a_node_once_for_a_pod_that_waits_for_cores(
             _nominate(cluster, pod, node, serve)
 
 
-@pytest.mark.parametrize("whose", ["of another client", "that is bound"])
+@pytest.mark.parametrize("case", ["a waiting pod of another client", "a bound pod"])
 def test_serve_nominates_no_node_for_a_pod(
-    cluster: ControlPlane, serve: str, placed_pod: tuple[str, str], whose: str
+    cluster: ControlPlane, serve: str, placed_pod: tuple[str, str], case: str
 ) -> None:
     waiting = _waiting_pod(cluster, "waits-", {})
-    pod = placed_pod[0] if whose == "that is bound" else waiting
+    pod = placed_pod[0] if case == "a bound pod" else waiting
     with pytest.raises(RequestRefused):
         _nominate(cluster, pod, "worker", serve)
     assert "nominatedNodeName" not in cluster.request("GET", pod)["status"]

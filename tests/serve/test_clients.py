@@ -49,13 +49,13 @@ async def test_the_scheduler_is_answered(
 @pytest.mark.parametrize("tls", TLS)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(
-    "whose", ["no certificate", "another CA", "another name", "serve itself", "expired", "a server"]
+    "client", ["no certificate", "another CA", "another name", "serve itself", "expired", "a server"]
 )
 async def test_no_other_client_is_answered(
-    certificates: Certificates, whose: str, protocol: str, tls: ssl.TLSVersion
+    certificates: Certificates, client: str, protocol: str, tls: ssl.TLSVersion
 ) -> None:
     async with serve(certificates) as address:
-        assert await answer(address, context(certificates, whose, tls), protocol) == b""
+        assert await answer(address, context(certificates, client, tls), protocol) == b""
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -71,7 +71,7 @@ async def test_old_tls_is_not_spoken(certificates: Certificates) -> None:
         assert await answer(address, old, "http/1.1") == b""
 
 
-async def test_who_was_refused_is_named_in_the_log(
+async def test_a_refused_client_is_named_in_the_log(
     certificates: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serve(certificates) as address:
@@ -193,6 +193,6 @@ async def test_admission_asks_the_api_server_for_its_certificate_where_it_is_con
     )
     async with serving(settings, FaultyCluster()) as addresses:
         address = addresses["admission"]
-        for whose in ("no certificate", "another CA", "the scheduler"):
-            assert await answer(address, context(certificates, whose), "http/1.1") == b""
+        for client in ("no certificate", "another CA", "the scheduler"):
+            assert await answer(address, context(certificates, client), "http/1.1") == b""
         assert b"404" in await answer(address, api_server, "http/1.1")

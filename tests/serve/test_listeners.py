@@ -44,11 +44,11 @@ async def test_a_caller_with_a_certificate_of_the_client_ca_is_answered(certific
         assert "has no kvplace.io/request" in (await answer.json())["Error"]
 
 
-@pytest.mark.parametrize("whose", ["nobody's", "a stranger's"])
+@pytest.mark.parametrize("certificate", ["none", "from another CA"])
 async def test_without_a_certificate_of_the_client_ca_no_client_reaches_the_extender(
-    certificates: Certificates, whose: str
+    certificates: Certificates, certificate: str
 ) -> None:
-    pair = None if whose == "nobody's" else certificates.stranger.issue("intruder")
+    pair = None if certificate == "none" else certificates.stranger.issue("intruder")
     async with (
         serving(settings_for(certificates), FaultyCluster()) as addresses,
         aiohttp.ClientSession() as session,
