@@ -250,7 +250,7 @@ async def _described(
 
     from kvplace.core.node_topology import node_topology
     from kvplace.kube.node_filters import SchedulableNode
-    from kvplace.kube.watches import TOPOLOGIES, ApiKind
+    from kvplace.kube.watches import NODES, TOPOLOGIES
     from kvplace.nodes.cluster_reading import read_node
     from kvplace.nodes.describing_pod import (
         check_node,
@@ -260,7 +260,7 @@ async def _described(
     )
 
     writer = cluster.objects
-    found = await writer.read(ApiKind("nodes"), node)
+    found = await writer.read(NODES.api, node)
     check_node(None if found is None else msgspec.convert(found, SchedulableNode), node)
     known = (await read_node(cluster.api, node)).nodes.get(node)
     by_agent = known is not None and known.described is not None and known.described.by_agent

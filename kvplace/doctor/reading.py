@@ -34,7 +34,8 @@ from kvplace.kube.api_errors import Denied, NotFound, Unauthenticated
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import SchedulableNode
 from kvplace.kube.object_client import Document, ObjectClient, at, items_at
-from kvplace.kube.watches import ApiKind, ListClient
+from kvplace.kube.watches import NODES, PODS, ApiKind, ListClient
+from kvplace.kube.watches import VMIS as WATCHED_VMIS
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView
 
@@ -43,7 +44,7 @@ T = TypeVar("T")
 _OURS = f"{NAME_LABEL}=kvplace"
 _PART = "app.kubernetes.io/part-of=kvplace"
 _ADMISSION = "admissionregistration.k8s.io"
-_PODS, _CONFIG_MAPS = ApiKind("pods"), ApiKind("configmaps")
+_CONFIG_MAPS = ApiKind("configmaps")
 _KUBEVIRTS = ApiKind("kubevirts", "kubevirt.io")
 _LISTS: Mapping[str, tuple[ApiKind, str, str]] = {
     "mutatingwebhookconfigurations": (ApiKind("mutatingwebhookconfigurations", _ADMISSION), "", ""),
@@ -52,17 +53,17 @@ _LISTS: Mapping[str, tuple[ApiKind, str, str]] = {
     "validatingadmissionpolicybindings": (ApiKind("validatingadmissionpolicybindings", _ADMISSION), "", ""),
     "deployments": (ApiKind("deployments", "apps"), _OURS, ""),
     "daemonsets": (ApiKind("daemonsets", "apps"), _OURS, ""),
-    "pods": (_PODS, _OURS, ""),
-    "waiting pods": (_PODS, f"{PLACED_LABEL}=true", "status.phase=Pending"),
-    "failed pods": (_PODS, f"{PLACED_LABEL}=true", "status.phase=Failed"),
+    "pods": (PODS.api, _OURS, ""),
+    "waiting pods": (PODS.api, f"{PLACED_LABEL}=true", "status.phase=Pending"),
+    "failed pods": (PODS.api, f"{PLACED_LABEL}=true", "status.phase=Failed"),
     "configmaps": (_CONFIG_MAPS, _PART, ""),
     "certificates": (ApiKind("certificates", "cert-manager.io"), _PART, ""),
     "kubevirts": (_KUBEVIRTS, "", ""),
     "plugins": (ApiKind("plugins", "plugin.kubevirt.io"), "", ""),
-    VMIS: (ApiKind(VMIS, "kubevirt.io"), f"{OPTED_IN_LABEL}=true", ""),
+    VMIS: (WATCHED_VMIS.api, f"{OPTED_IN_LABEL}=true", ""),
 }
 _CRDS = ApiKind("customresourcedefinitions", "apiextensions.k8s.io")
-_SERVICES, _NODES = ApiKind("services"), ApiKind("nodes")
+_SERVICES = ApiKind("services")
 _LEASES = ApiKind("leases", "coordination.k8s.io")
 _SECRETS = ApiKind("secrets")
 _OWN_REVIEWS = ApiKind("selfsubjectaccessreviews", "authorization.k8s.io")
@@ -71,7 +72,7 @@ _WEBHOOK = "pod.kvplace.io"
 _LACKS_RIGHT = "cannot create resource"
 """In the refusal of a user without the right; admission, such as PodSecurity, answers HTTP 403, too."""
 _SECOND_READING_S = 5.0
-_OWNERS = {SERVE: ApiKind("deployments", "apps"), AGENT: ApiKind("daemonsets", "apps")}
+_OWNERS = {SERVE: _LISTS["deployments"][0], AGENT: _LISTS["daemonsets"][0]}
 _HOOK_SETTING = "SIDECAR_IMAGE"
 
 
@@ -94,7 +95,7 @@ async def read_installation(
     version = await reader.read_version()
     view, nodes, answer, denials, rights = await together(
         reading.guarded(VIEW, read_view(cluster), ClusterView({}, {})),
-        reading.guarded("nodes", reader.read_list_as(SchedulableNode, _NODES), ()),
+        reading.guarded("nodes", reader.read_list_as(SchedulableNode, NODES.api), ()),
         reading.guarded(TRIAL, reading.trial(namespace), ""),
         reading.own_denials(),
         reading.parts(),
@@ -181,7 +182,7 @@ class _Reading:
             "spec": {"containers": [{"name": "trial", "image": "none.invalid/trial"}]},
         }
         try:
-            await self._reader.create(_PODS, pod, namespace=namespace, dry_run=True)
+            await self._reader.create(PODS.api, pod, namespace=namespace, dry_run=True)
         except Unauthenticated:
             raise
         except KvplaceError as error:
@@ -290,7 +291,7 @@ async def _programs(reader: ObjectClient, component: str) -> tuple[Document, ...
     try:
         return await reader.read_list(_OWNERS[component], labels=labels)
     except Denied:
-        return await reader.read_list(_PODS, labels=labels)
+        return await reader.read_list(PODS.api, labels=labels)
 
 
 async def _hook_images(reader: ObjectClient, serve: tuple[Document, ...]) -> tuple[str, ...]:

@@ -32,8 +32,8 @@ from kvplace.explain.notes import (
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import PodDemands, SchedulableNode, demands_of, obstacle
 from kvplace.kube.object_client import Document, ObjectClient, condition
-from kvplace.kube.reported_vms import reported_vmi
-from kvplace.kube.watches import ApiKind, ListClient
+from kvplace.kube.reported_vms import VMS, reported_vmi
+from kvplace.kube.watches import PODS, VMIS, ApiKind, ListClient
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView, with_devices_of_claims
 from kvplace.nodes.dra_devices import read_dra_devices
@@ -42,9 +42,6 @@ from kvplace.nodes.planning_cluster import read_schedulable_nodes
 
 T = TypeVar("T")
 
-VMS = ApiKind("virtualmachines", "kubevirt.io")
-VMIS = ApiKind("virtualmachineinstances", "kubevirt.io")
-PODS = ApiKind("pods")
 EVENTS = ApiKind("events")
 _SHOWN_EVENTS = 12
 _NAMED = 3
@@ -63,7 +60,7 @@ class TargetKind(Enum):
     POD = "Pod"
 
 
-_KINDS = {TargetKind.VM: VMS, TargetKind.VMI: VMIS, TargetKind.POD: PODS}
+_KINDS = {TargetKind.VM: VMS.api, TargetKind.VMI: VMIS.api, TargetKind.POD: PODS.api}
 _WITH = {kind: (kind,) for kind in TargetKind} | {TargetKind.VM: (TargetKind.VM, TargetKind.VMI)}
 """The kinds of the objects of one name that are read together."""
 _WORDS = {
@@ -143,7 +140,7 @@ async def explain_target(
     if not documents and not vms:
         raise Absent(f"there is no {target}{await _elsewhere(reader, kinds[0], view, target)}")
     names = {vm.pod.name for vm in vms} - {target.name}
-    pods = await together(*(reader.read(PODS, name, namespace=target.namespace) for name in names))
+    pods = await together(*(reader.read(PODS.api, name, namespace=target.namespace) for name in names))
     raw_pods = {
         pod["metadata"]["uid"]: pod for pod in (*pods, *documents) if pod and pod.get("kind") == "Pod"
     }
@@ -399,7 +396,7 @@ async def _elsewhere(reader: ObjectClient, kind: ApiKind, view: ClusterView, tar
         found = ()
     if namespaces := sorted(one["metadata"]["namespace"] for one in found):
         return f", but one of this name in {first_of(namespaces, _NAMED)}: choose its namespace with -n"
-    if target.kind is TargetKind.VMI and await reader.read(VMS, target.name, namespace=target.namespace):
+    if target.kind is TargetKind.VMI and await reader.read(VMS.api, target.name, namespace=target.namespace):
         return (
             ": the VirtualMachine of this name does not run; see "
             f"`kubectl kvplace explain vm/{target.name} -n {target.namespace}`"

@@ -18,7 +18,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -29,7 +29,7 @@ from kvplace.core.node_topology import API_VERSION, GROUP, RESOURCE_TOPOLOGY_VER
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.api_errors import NotFound, Rejected, decoded
-from kvplace.kube.api_list_watch import ApiRecords, ListForm, Reader
+from kvplace.kube.api_records import ApiRecords, ListForm, Reader
 from kvplace.kube.calls import JSON, METADATA_ONLY, STRATEGIC_MERGE_PATCH, Call
 from kvplace.kube.custom_objects import (
     TopologyReader,
@@ -82,9 +82,6 @@ from kvplace.kube.watches import (
     ApiKind,
     Kind,
 )
-
-K = TypeVar("K")
-R = TypeVar("R")
 
 _IMMUTABLE_UID = "metadata.uid: Invalid value"
 """In the refusal of a patch of pods/status that names another UID."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import msgspec
 
 from kvplace.core.quantity import parse_quantity
 from kvplace.core.well_known_names import ROLLOUT_LABEL
-from kvplace.kube.api_list_watch import ApiRecords, Reader
+from kvplace.kube.api_records import ApiRecords, Reader
 from kvplace.kube.calls import APPLY_PATCH
 from kvplace.kube.object_parts import ApiObject, Metadata, StoredObject
 from kvplace.kube.reported_vms import (
@@ -28,9 +28,6 @@ from kvplace.kube.reported_vms import (
 )
 from kvplace.kube.session import Session
 from kvplace.kube.watches import ApiKind, Kind, Selector
-
-K = TypeVar("K")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)

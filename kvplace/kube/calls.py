@@ -69,7 +69,7 @@ class Call:
             verb,
             "/".join((kind.resource, *subresource)),
             kind.path(*names, namespace=namespace),
-            f"{namespace}/{name}" if namespace else name,
+            f"{namespace}/{name}" if namespace and name else name,
             query,
             None if document is None else msgspec.json.encode(document),
             accept,

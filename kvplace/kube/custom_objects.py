@@ -1,8 +1,7 @@
-"""NodeLedgers, NodeTopologies and NodeResourceTopologies as JSON: their records, and the calls about them.
+"""NodeLedgers, NodeTopologies and NodeResourceTopologies as JSON: their records, and the write of a ledger.
 
-`ApiCluster` makes the calls. Every write names the state that it was decided on: with a resource version,
-which is never used twice, so it also identifies an object that was created again under the same name. A
-topology is owned by its node, so the API server deletes both together.
+The write names the state that it was decided on: with a resource version, which is never used twice, so it
+also identifies an object that was created again under the same name.
 
 A ledger is replaced as a whole: for a patch the API server has to encode the stored ledger, to merge the
 texts and to decode the result. Only a ledger that holds more than kvplace reads, such as a user's label or

@@ -1,4 +1,4 @@
-"""Kubernetes events: every reason that kvplace writes, the texts, and how often they are written.
+"""Kubernetes events: every reason that kvplace writes, and how often events are written.
 
 An event (events.k8s.io/v1) reports a change or a refusal to the owner of a VM. Components give one to an
 `EventRecorder`, which never holds them up. A fact that an object of Kubernetes states already gets no event:
@@ -23,6 +23,7 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import KvplaceError
 from kvplace.core.node_devices import PodDevice
 from kvplace.core.placement import PodPlacement
+from kvplace.core.quantity import first_of
 from kvplace.core.scalars import NodeName, NumaId, PodUid
 from kvplace.kube.object_records import PodRecord
 
@@ -64,7 +65,9 @@ class EventReason(Enum):
     ROOM_NOT_MADE = "RoomNotMade"
     """Why the moves that were to make room for a VM have not made it."""
     PINNING_DRIFT = "PinningDrift"
+    """Threads of a VM were found elsewhere than the agent had left them."""
     DEVICE_NOT_LOCAL = "DeviceNotLocal"
+    """A VM has started with devices that are not beside its cores."""
 
     @property
     def type(self) -> str:
@@ -187,9 +190,8 @@ def device_not_local(
 ) -> EventRecord:
     """Report that a VM has started with devices that are not beside its cores."""
     named = [f"{one.resource} {one.address}".rstrip() + f" is on NUMA node {one.node}" for one in devices]
-    more = f", and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
     where = ", ".join(map(str, cores))
-    note = f"{', '.join(named[:_MOST_NAMED])}{more}; the cores of the VM are on NUMA node {where}"
+    note = f"{first_of(named, _MOST_NAMED)}; the cores of the VM are on NUMA node {where}"
     return EventRecord(regarding, EventReason.DEVICE_NOT_LOCAL, note)
 
 

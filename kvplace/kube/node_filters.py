@@ -218,7 +218,7 @@ class _RunningSpec(PodDemands, frozen=True):
 
 
 class VmiStatus(ApiObject, frozen=True):
-    """The status of a VMI; a migration has the phase alone."""
+    """The status of a VMI."""
 
     phase: str = ""
     evacuation_node_name: str = ""

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from kvplace.kube.api_errors import NotFound, decoded
-from kvplace.kube.api_list_watch import ApiListWatch, Reader
+from kvplace.kube.api_records import ApiListWatch, Reader
 from kvplace.kube.calls import APPLY_PATCH, JSON, METADATA_ONLY, Call
 from kvplace.kube.session import Session
 from kvplace.kube.watches import NODES, PODS, ApiKind, Selector

@@ -331,8 +331,8 @@ _NO_ANNOTATIONS = Annotations()
 _LABELS = msgspec.json.Decoder(dict[str, str] | None)
 
 
-MigrationObject: TypeAlias = StoredObject[dict[str, Any], PodStatus]
-"""A VirtualMachineInstanceMigration; its status has a phase, too."""
+MigrationObject: TypeAlias = StoredObject[dict[str, Any], dict[str, Any]]
+"""A VirtualMachineInstanceMigration."""
 
 
 def migration_record(migration: MigrationObject) -> MigrationRecord:
@@ -342,7 +342,7 @@ def migration_record(migration: MigrationObject) -> MigrationRecord:
         namespace=meta.namespace,
         name=meta.name,
         vmi=str(migration.spec.get("vmiName", "")),
-        phase=migration.status.phase if migration.status is not None else "",
+        phase=str((migration.status or {}).get("phase") or ""),
         created=meta.creation_timestamp or "",
         is_ours=(meta.labels or {}).get(MOVE_LABEL) == "true",
     )

@@ -18,7 +18,8 @@ from kvplace.core.errors import BadAnnotation
 from kvplace.core.request import PinningOptions
 from kvplace.core.scalars import NodeName
 from kvplace.core.well_known_names import NO_LONGER_RUNNING, PINNED, ROLLOUT_LABEL
-from kvplace.kube.api_list_watch import Reader
+from kvplace.kube.api_errors import NOT_JSON, unreadable
+from kvplace.kube.api_records import Reader
 from kvplace.kube.object_parts import ApiObject, ConditionObject, Metadata
 from kvplace.kube.object_records import NO_NODE
 from kvplace.kube.watches import KUBEVIRT, NAME_FIELD, NAMESPACE_FIELD, PODS, VMIS, ApiKind, Kind
@@ -150,8 +151,11 @@ def _vmi(vmi: _Object) -> ReportedVm:
 
 
 def reported_vmi(document: Mapping[str, Any]) -> ReportedVm:
-    """Read a VirtualMachineInstance from its JSON."""
-    return _vmi(msgspec.convert(document, _Object))
+    """Read a VirtualMachineInstance from its JSON; raises UnusableAnswer."""
+    try:
+        return _vmi(msgspec.convert(document, _Object))
+    except (ValueError, *NOT_JSON) as error:
+        raise unreadable(VMIS.name, error) from error
 
 
 def _reported_vm(meta: Metadata, asking: Metadata) -> ReportedVm:

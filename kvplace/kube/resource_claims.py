@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from kvplace.core.scalars import NodeName, NumaId, PciAddress, ResourceName
-from kvplace.kube.api_list_watch import Reader
+from kvplace.kube.api_records import Reader
 from kvplace.kube.claimed_cpus import stated_cpus
 from kvplace.kube.object_parts import ApiObject, Metadata, StoredObject
 from kvplace.kube.object_records import (

@@ -1,8 +1,8 @@
-"""Raw HTTP to the API server: one aiohttp session, bytes in and out, every answer bounded.
+"""HTTP to the API server: one aiohttp session, every answer bounded.
 
 The official client's models cost a hundred times more than a typed decoder. So the client only runs login
-programs (`credentials`). Errors are core's (`api_errors`); an answer is a body of
-limited size or a stream of lines.
+programs (`credentials`). Errors are core's (`api_errors`). An answer is a
+body of limited size, an object read from one, or a stream of lines.
 """
 
 from __future__ import annotations

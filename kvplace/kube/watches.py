@@ -1,4 +1,4 @@
-"""Resources that can be watched, selectors of a watch, and the events that it reports.
+"""Where kinds of objects are served, the kinds that can be watched, selectors, and the events of a watch.
 
 The names are kube-rs's: a watch begins with `Init`, reports the whole list with `InitApply`, and
 ends that with `InitDone`; then come `Apply` and `Delete`. A list may begin again at any time. `Alive` and
@@ -41,14 +41,9 @@ NAMESPACE_FIELD = "metadata.namespace"
 NODE_FIELD = "spec.nodeName"
 
 
-def path_of(*segments: str) -> str:
-    """Join path segments; each is quoted, so that no name can change the path."""
-    return "/" + "/".join(quote(segment, safe="") for segment in segments)
-
-
 @dataclass(frozen=True, slots=True)
 class ApiKind:
-    """Where the objects of a kind are served; two forms of its records have two `Kind`s."""
+    """Where the objects of a kind are served."""
 
     resource: str
     """As in RBAC."""
@@ -57,15 +52,16 @@ class ApiKind:
     version: str = "v1"
 
     def path(self, *names: str, namespace: str = "") -> str:
-        """Return the path of all objects, or of the one of that name."""
+        """Return the path of all objects, or of the one of that name; no name can change the path."""
         root = ("apis", self.group) if self.group else ("api",)
         inside = ("namespaces", namespace) if namespace else ()
-        return path_of(*root, self.version, *inside, self.resource, *names)
+        segments = (*root, self.version, *inside, self.resource, *names)
+        return "/" + "/".join(quote(segment, safe="") for segment in segments)
 
 
 @dataclass(frozen=True, eq=False)
 class Kind(Generic[K, R]):
-    """A kind of object that can be watched."""
+    """A kind of object that can be watched, in one form of its records; two forms share their `api`."""
 
     api: ApiKind
     key: Callable[[R], K]

@@ -24,9 +24,8 @@ from kvplace.core.topology import Topology
 from kvplace.kube.api_errors import Denied, NotFound
 from kvplace.kube.node_filters import SchedulableNode
 from kvplace.kube.object_client import ObjectClient
-from kvplace.kube.watches import ApiKind
+from kvplace.kube.watches import PODS
 
-PODS = ApiKind("pods")
 CONTAINER = "topology"
 MAX_LOG_BYTES = 1 << 20
 """Far more than the largest machine takes, and little enough to hold."""
@@ -99,7 +98,7 @@ async def describe_through_pod(
     prints no machine, and Unavailable if it has not ended in time.
     """
     try:
-        pod = await client.create(PODS, describing_pod(node, image, seconds), namespace=namespace)
+        pod = await client.create(PODS.api, describing_pod(node, image, seconds), namespace=namespace)
     except NotFound:
         raise Misconfigured(
             f"there is no namespace {namespace} for the pod; name one with --pod-namespace"
@@ -150,7 +149,7 @@ async def _ended(
     loop = asyncio.get_running_loop()
     ends = loop.time() + seconds
     while True:
-        pod = await client.read(PODS, name, namespace=namespace)
+        pod = await client.read(PODS.api, name, namespace=namespace)
         if pod is None:
             raise Unavailable(f"pod {namespace}/{name} was deleted before it had read the machine")
         status = pod.get("status") or {}
@@ -180,7 +179,7 @@ async def _ended(
 
 async def _gone(client: ObjectClient, namespace: str, name: str) -> None:
     try:
-        await client.delete(PODS, name, namespace=namespace)
+        await client.delete(PODS.api, name, namespace=namespace)
     except NotFound:
         return
 

@@ -25,7 +25,7 @@ from kvplace.kube.migrations import MIGRATIONS, PEACE_AFTER_MIGRATION_S, Migrati
 from kvplace.kube.node_filters import RunningVmi, SchedulableNode
 from kvplace.kube.object_client import ObjectClient
 from kvplace.kube.object_records import NO_NODE
-from kvplace.kube.watches import ApiKind, ListClient, Selector
+from kvplace.kube.watches import VMIS, ListClient, Selector
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView
 from kvplace.nodes.movable_vms import obstacle_to_moves
@@ -36,8 +36,6 @@ from kvplace.nodes.planning_cluster import (
     read_pods_on,
     read_schedulable_nodes,
 )
-
-_VMIS = ApiKind("virtualmachineinstances", "kubevirt.io")
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ async def read_movable_cluster(
         read_cluster(cluster, nodes=Selector(label_terms=nodes)),
         read_schedulable_nodes(reader),
         read_pods_on(reader, NO_NODE),
-        reader.read_list_as(RunningVmi, _VMIS),
+        reader.read_list_as(RunningVmi, VMIS.api),
         _migrations(cluster),
     )
     chosen = tuple(one for one in objects if one.metadata.name in view.nodes)

@@ -29,16 +29,12 @@ from kvplace.kube.node_filters import PodDemands, RunningVmi, SchedulableNode, o
 from kvplace.kube.object_client import ObjectClient
 from kvplace.kube.object_parts import ApiObject, Metadata
 from kvplace.kube.object_records import NO_NODE
-from kvplace.kube.watches import ApiKind, ListClient
+from kvplace.kube.watches import NODES, PODS, VMIS, ListClient
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView
 from kvplace.nodes.node_machine import NodeMachine, Unusable, with_claimed_devices
 
 T = TypeVar("T")
-
-_NODES = ApiKind("nodes")
-_PODS = ApiKind("pods")
-_VMIS = ApiKind("virtualmachineinstances", "kubevirt.io")
 
 
 class DemandingPod(ApiObject, frozen=True):
@@ -115,13 +111,13 @@ async def read_planning_cluster(cluster: ListClient, reader: ObjectClient) -> Pl
 
 async def read_schedulable_nodes(reader: ObjectClient) -> tuple[SchedulableNode, ...]:
     """Read all nodes as kube-scheduler sees them."""
-    return await reader.read_list_as(SchedulableNode, _NODES)
+    return await reader.read_list_as(SchedulableNode, NODES.api)
 
 
 async def read_pods_on(reader: ObjectClient, node: NodeName) -> tuple[DemandingPod, ...]:
     """Read the pods of a node that opted in; for `NO_NODE` the waiting ones."""
     selected = {"labels": f"{PLACED_LABEL}=true", "fields": f"spec.nodeName={node}"}
-    return await reader.read_list_as(DemandingPod, _PODS, **selected)
+    return await reader.read_list_as(DemandingPod, PODS.api, **selected)
 
 
 def planning_cluster(
@@ -183,7 +179,7 @@ async def read_evacuation(cluster: ListClient, reader: ObjectClient, node: NodeN
         read_schedulable_nodes(reader),
         read_pods_on(reader, NO_NODE),
         read_pods_on(reader, node),
-        reader.read_list_as(RunningVmi, _VMIS, labels=f"kubevirt.io/nodeName={node}"),
+        reader.read_list_as(RunningVmi, VMIS.api, labels=f"kubevirt.io/nodeName={node}"),
     )
     names = [one.metadata.name for one in nodes]
     if node not in names:

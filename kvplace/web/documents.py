@@ -172,9 +172,9 @@ async def _with_phases(vmis: VmiClient, vms: Sequence[VmView]) -> list[VmView]:
     async def read(vm: VmView) -> ReportedVm | None:
         try:
             vmi = await vmis.read_vmi(vm.namespace, vm.name)
+            return None if vmi is None else reported_vmi(vmi)
         except KvplaceError:
             return None
-        return None if vmi is None else reported_vmi(vmi)
 
     unmeasured = [vm for vm in vms if vm.is_vmi and vm.state is VmState.RUNNING][:_MOST_PHASES]
     phases = await asyncio.gather(*map(read, unmeasured))

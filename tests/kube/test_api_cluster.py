@@ -293,8 +293,8 @@ async def test_an_answer_nested_without_end_is_unavailable_too(stub: ApiStub, tm
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("kvplace.kube.memory_cluster", ["kubernetes", "aiohttp", "msgspec"]),
-        ("kvplace.kube.store", ["kubernetes", "aiohttp", "msgspec"]),
+        ("kvplace.kube.memory_cluster", ["kubernetes", "aiohttp", "msgspec", "tenacity"]),
+        ("kvplace.kube.store", ["kubernetes", "aiohttp", "msgspec", "tenacity"]),
         ("kvplace.kube.api_cluster", ["kubernetes"]),
     ],
 )

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from kvplace.kube.api_errors import Expired
+from kvplace.kube.api_errors import Expired, Rejected
 from kvplace.kube.object_client import ObjectClient
 from kvplace.kube.session import open_session
-from kvplace.kube.watches import ApiKind, path_of
+from kvplace.kube.watches import ApiKind
 from tests.kube.api_stub import answer, api_stub, status
 
 FIRST = answer({"metadata": {"continue": "more"}, "items": [{"a": 1}]})
@@ -34,10 +34,19 @@ async def test_a_list_that_expires_between_two_pages_is_begun_again_once(tmp_pat
 @given(st.lists(st.text(min_size=1), min_size=1))
 def test_no_name_can_leave_its_place_in_the_path(segments: list[str]) -> None:
     try:
-        path = path_of(*segments)
+        path = ApiKind("pods").path(*segments)
     except UnicodeEncodeError:  # Lone surrogates are not text that JSON or HTTP could carry.
         return
     url = URL(f"https://host{path}", encoded=True)
     assert url.host == "host"
-    assert path.count("/") == len(segments)
+    assert path.count("/") == 3 + len(segments)
     assert not set(path) & set("?#%\\ ") - {"%"}
+
+
+async def test_the_error_for_an_object_without_a_name_yet_names_none(tmp_path: Path) -> None:
+    async with api_stub() as stub, await open_session(stub.kubeconfig(tmp_path)) as session:
+        stub.script = [status(422, "no")]
+        with pytest.raises(Rejected, match=r"^create pods: "):
+            await ObjectClient(session).create(
+                ApiKind("pods"), {"metadata": {"generateName": "trial-"}}, namespace="vms"
+            )

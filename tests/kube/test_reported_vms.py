@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from kvplace.core.well_known_names import PINNED
-from kvplace.kube.reported_vms import LAUNCHER_READER, LauncherPod
+from kvplace.kube.api_errors import UnusableAnswer
+from kvplace.kube.reported_vms import LAUNCHER_READER, LauncherPod, reported_vmi
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,15 @@ def test_the_condition_of_a_pod_is_read_from_the_report_of_the_agent(
 def read(condition: dict[str, Any]) -> LauncherPod:
     document = {"metadata": {"name": "pod", "uid": "1"}, "spec": {}, "status": {"conditions": [condition]}}
     return LAUNCHER_READER.record(msgspec.Raw(msgspec.json.encode(document)))
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"phase": None},
+        {"phaseTransitionTimestamps": [{"phase": "Running", "phaseTransitionTimestamp": "yesterday"}]},
+    ],
+)
+def test_a_vmi_that_cannot_be_read_is_an_error_of_kvplace(status: dict[str, Any]) -> None:
+    with pytest.raises(UnusableAnswer, match="virtualmachineinstances"):
+        reported_vmi({"metadata": {"name": "db", "namespace": "shop", "uid": "u"}, "status": status})

@@ -59,9 +59,9 @@ WATCHED: dict[str, tuple[Kind[Any, Any], ...]] = {
     "serve": (PODS, NODES, TOPOLOGIES, LEDGERS, VMIS, SLICES, RESOURCE_CLAIMS, DEVICE_CLASSES),
     "agent": (PODS, NODES, TOPOLOGIES, LEDGERS),
 }
-NOT_A_CALL = {"close", "list_watch"}
-"""Methods of `ApiCluster` that ask the API server nothing."""
-OF_COMMANDS = {"annotate_vm", "read_all"}
+NOT_A_CALL = {"close", "list_watch", "read_all"}
+"""Methods of `ApiCluster` that need no right of their own: `read_all` has that of a watch."""
+OF_COMMANDS = {"annotate_vm"}
 """The methods that commands alone call, with the rights of the person who runs them."""
 
 OF_COMPONENT = {"create_migration", "delete_migration"}
@@ -99,6 +99,8 @@ def methods_in_use(process: str) -> set[str]:
     """List the calls of the components of `kvplace serve` or `kvplace agent`."""
     sources = [path for pattern in SOURCES[process] for path in KVPLACE.glob(pattern) if path.suffix == ".py"]
     text = "\n".join(path.read_text() for path in sources if not path.name.endswith("_cluster.py"))
+    of_commands = {name for name in OF_COMMANDS if re.search(rf"\w\.{name}\(", text)}
+    assert not of_commands, f"{process} has no right for {of_commands}"
     return {name for name in port_methods() if re.search(rf"\w\.{name}\(", text)}
 
 
@@ -158,7 +160,7 @@ async def denied_rights(cluster: ApiCluster, process: str) -> set[tuple[str, str
 def _denied(error: Forbidden) -> tuple[str, str]:
     found = _DENIED.match(str(error))
     assert found is not None, error
-    return found["resource"].partition(".")[0], found["verb"]
+    return found["resource"], found["verb"]
 
 
 def calls_of(cluster: ApiCluster, process: str) -> list[Callable[[], Awaitable[object]]]:

@@ -33,7 +33,7 @@ async def answer(address: Address, client: ssl.SSLContext | None, protocol: str)
 
 
 def context(
-    certificates: Certificates, whose: str, tls: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
+    certificates: Certificates, client: str, tls: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
 ) -> ssl.SSLContext:
     ours = certificates.ours
     pairs = {
@@ -45,6 +45,6 @@ def context(
         "expired": ours.issue("expired", lasts=-timedelta(hours=1)),
         "a server": ours.issue("server", usage=ExtendedKeyUsageOID.SERVER_AUTH),
     }
-    made = certificates.as_client(pairs[whose])
+    made = certificates.as_client(pairs[client])
     made.minimum_version = made.maximum_version = tls
     return made

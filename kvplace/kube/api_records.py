@@ -1,4 +1,4 @@
-"""Lists and watches of one resource of an API server: requests out, pages and lines of JSON in."""
+"""Records of the objects of an API server: lists, watches and writes, as requests and bounded answers."""
 
 from __future__ import annotations
 
