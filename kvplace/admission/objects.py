@@ -272,7 +272,7 @@ def typed(raw: Mapping[str, Any], kind: type[_Object]) -> _Object:
     except msgspec.ValidationError as error:
         metadata = raw.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
-        who = f"{_KINDS[kind]} {name}" if isinstance(name, str) and name else f"{_KINDS[kind]} without a name"
+        who = f"{_KINDS[kind]} {name}" if isinstance(name, str) and name else _KINDS[kind]
         raise BadBody(f"{who}: {_unquoted(raw) or fault_of(error)}") from None
     length = sum(len(key) + len(value) for key, value in (read.metadata.annotations or {}).items())
     if length > _MOST_ANNOTATIONS:

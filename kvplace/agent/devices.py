@@ -40,7 +40,7 @@ from kvplace.kubelet.pod_resources import (
     devices_of_pod,
     read_pod_resources,
 )
-from kvplace.linux.kernel_events import FileChange, noticing
+from kvplace.linux.inotify import FileChange, noticing
 from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted
 from kvplace.linux.pci_devices import numa_node_of_mediated, numa_node_of_pci, numa_nodes_of_buses
 

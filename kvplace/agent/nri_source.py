@@ -34,7 +34,7 @@ from kvplace.core.well_known_names import PLACED_LABEL, PLACEMENT
 from kvplace.kube.objects import COMPUTE
 from kvplace.linux.cgroups import CpusetFile
 from kvplace.linux.container_watch import cgroup_folder
-from kvplace.linux.kernel_events import FileChange, FileReport, Inotify, calling
+from kvplace.linux.inotify import FileChange, FileReport, Inotify, calling
 from kvplace.linux.kernel_files import Gone
 from kvplace.nri import values as nri
 from kvplace.nri.plugin import MAX_UPDATES, Handler, NriRuntime

@@ -4,10 +4,10 @@ The kubelet's configuration and the state of its CPU manager are files of the ho
 same, on the kubelet's port and through the API server's node proxy. But the right to that proxy is the right
 to run commands in every pod of every node, and the kubelet's own certificate can often not be checked.
 
-Events report within milliseconds that the kubelet gives CPUs to a container. CPUs that go offline and huge
-pages are compared every two seconds: some twenty small files, 1 ms. A machine that has changed is read once
-more, because the kernel changes its files one after the other. While the kubelet's settings or state cannot
-be read, the last readable ones count.
+Events report within milliseconds that the kubelet gives CPUs to a container. CPUs that go offline, memory and
+huge pages are compared every two seconds: some twenty small files, 0.5 ms. A machine that has changed is read
+once more, because the kernel changes its files one after the other. While the kubelet's settings or state
+cannot be read, the last readable ones count.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName
 from kvplace.core.topology import Topology
 from kvplace.documents.reading import read_document
 from kvplace.linux.cpu_manager_state import read_cpu_manager_state
-from kvplace.linux.kernel_events import FileChange, FileReport, noticing
+from kvplace.linux.inotify import FileChange, FileReport, noticing
 from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted, read_text
 from kvplace.linux.sysfs import discover, total_memory
 from kvplace.linux.tree import FolderTree
@@ -57,7 +57,7 @@ class AgentSettings:
     kubelet_config: Path = Path("/var/lib/kubelet/config.yaml")
     """The kubelet's configuration file, below `host`; it may be missing."""
     check_machine_every_s: float = 2.0
-    """How often the files are compared that no event of the kernel is about."""
+    """How often CPUs, memory, huge pages and the kubelet's files are compared."""
     kubeconfig: Path | None = None
     """None: the service account of the pod we run in, else the user's default kubeconfig."""
     log_level: str = "info"
@@ -208,7 +208,7 @@ def _word(document: Mapping[str, Any], key: str, default: str) -> str:
 _SETTLE_S = 0.05
 """Changes of the files come together."""
 
-_REPLACED = FileChange.WRITTEN | FileChange.MOVED_HERE | FileChange.CREATED | FileChange.REMOVED
+_CHANGED = FileChange.WRITTEN | FileChange.MOVED_HERE | FileChange.CREATED | FileChange.REMOVED
 
 Stamp = tuple[object, ...]
 """Changes whenever the files that it was made from do."""
@@ -221,7 +221,8 @@ class MachineWatch:
         """Read the machine; raises BadTopology when its CPUs cannot be determined."""
         self._settings = settings
         self._files = {settings.on_host(path) for path in _kubelet_files(settings)}
-        self._stamp: Stamp | None = _stamp(settings)  # before the machine: a change meanwhile is read again
+        self._stamp: Stamp | None = None
+        """None: the machine is read once more, also where no file has changed."""
         self._readable: KubeletCpus | None = None
         self.machine = self._completed(read_this_machine(settings))
         self._listeners: list[Callable[[], None]] = []
@@ -234,7 +235,7 @@ class MachineWatch:
     async def run(self) -> None:
         """Watch until cancelled."""
         folders = {path.parent for path in self._files}
-        with noticing(self._files_changed, folders, _REPLACED, "the kubelet's files are compared instead"):
+        with noticing(self._files_changed, folders, _CHANGED, "the kubelet's files are compared instead"):
             await self._check()  # no event has reported changes since it was read
             while True:
                 with contextlib.suppress(TimeoutError):

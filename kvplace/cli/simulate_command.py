@@ -90,7 +90,7 @@ def _table(scenario: Scenario, outcomes: list[SimulationOutcome]) -> Iterator[st
     heads = [strategy.value for strategy, found in by_strategy.items() if found]
     head = (f"{counted(len(scenario.nodes), 'node')}{_seeds(scenario)}", *heads)
     rows = ((line[0][0], *(value for _, value in line)) for line in zip(*columns, strict=True))
-    return table_lines([head, *rows])
+    yield from table_lines([head, *rows])
 
 
 def _seeds(scenario: Scenario) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.object_records import Condition, LedgerRecord, PodRecord, VmiRecord
+from kvplace.kube.object_records import Condition, LedgerRecord, PodRecord
 from kvplace.kube.watches import Kind, Selector
 from kvplace.nodes.cluster_view import NodeView
 from kvplace.nodes.node_cache import NodeCache
@@ -75,7 +75,7 @@ class CheckedNode(NodeView):
 
 def checked_node(cache: NodeCache, name: NodeName) -> CheckedNode:
     """Return a node as it is known now."""
-    known, vmis = cache.pods.records, cache.edited_vmis.records
+    known = cache.pods.records
     bound = {pod.uid: pod for pod in cache.pods_on(name)}
     return CheckedNode(
         name,
@@ -85,15 +85,6 @@ def checked_node(cache: NodeCache, name: NodeName) -> CheckedNode:
         exists=name in cache.nodes.records,
         pods={uid: known[uid] for uid in cache.ledger(name).claims if uid in known},
         bound=bound,
-        edits={uid: asking for uid, pod in bound.items() if (asking := _present_request(pod, vmis))},
+        edits={uid: asking for uid, pod in bound.items() if (asking := cache.edited_request(pod))},
         migrating=frozenset(uid for uid, pod in bound.items() if cache.migrates(pod)),
     )
-
-
-def _present_request(pod: PodRecord, vmis: Mapping[str, VmiRecord]) -> Mapping[str, str]:
-    """Return the annotations of a plain pod, or of an edited VM; none for a VM that was not edited."""
-    if not pod.vmi:
-        return pod.asking
-    vmi = vmis.get(pod.vmi_uid)
-    # The creator of a pod writes its owner; only one in its own namespace can be true.
-    return vmi.asking if vmi is not None and vmi.namespace == pod.namespace else {}

@@ -317,9 +317,9 @@ class Used:
     memory: Bytes
     """All of the node outside huge pages."""
     taken: Bytes
-    """The part of it that others use."""
+    """The part of it that is in use; once the pods with claims are taken off, by others."""
     pages: Mapping[Bytes, tuple[int, int]] = field(default_factory=dict)
-    """All huge pages by size, and pages in use by others."""
+    """By size: all huge pages, and those in use, counted in the same way."""
 
 
 _PARTS, _PARTS_OF_PAGES = 32, 64

@@ -310,9 +310,18 @@ def _counted(
 
 def fault_of(error: msgspec.ValidationError) -> str:
     """Name the wrong field and its fault, as in `spec.domain.cpu.cores: expected int, got str`."""
-    fault, _, path = str(error).replace("`", "").replace(" | null", "").partition(" - at ")
-    field = path.removeprefix("$").removeprefix(".")
-    return f"{field}: {fault[0].lower()}{fault[1:]}" if field else fault
+    text = str(error).replace("`", "").replace(" | null", "").replace(" | ", " or ")
+    fault, _, path = text.partition(" - at ")
+    field = path.removeprefix("key in ").removeprefix("$").removeprefix(".").replace("[...]", "")
+    missing = fault.removeprefix("Object missing required field ")
+    if missing != fault:
+        return f"{field}.{missing} is missing".removeprefix(".")
+    if path.startswith("key in "):
+        field = f"a key of {field}"
+    elif "[...]" in path:
+        field = f"a value in {field}"
+    fault = f"{fault[0].lower()}{fault[1:]}"
+    return f"{field}: {fault}" if field else fault
 
 
 def _sum(containers: Iterable[_Requested]) -> dict[str, int]:

@@ -30,7 +30,7 @@ from types import MappingProxyType
 from kvplace.core.errors import Misconfigured
 from kvplace.core.scalars import ContainerId, PodUid
 from kvplace.linux.cgroups import CpusetFile
-from kvplace.linux.kernel_events import FileChange, Inotify
+from kvplace.linux.inotify import FileChange, Inotify
 from kvplace.linux.kernel_files import Gone
 
 _KUBEPODS = re.compile(r"(?:.+-)?kubepods(?:\.slice)?", re.ASCII)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeVar
@@ -116,7 +116,7 @@ async def watched_nodes(
                 found[name] = (node and (node.cpu_map, node.status), described, ledger)
         return found
 
-    async with _watched(cluster, nodes, topologies, ledgers) as waking:
+    async with _watched(cluster, nodes, topologies, ledgers) as (waking, _):
         for store in (nodes, topologies, ledgers):
             await wait_for_list(store)
         is_first = True
@@ -134,18 +134,20 @@ async def watched_nodes(
 
 
 @contextlib.asynccontextmanager
-async def _watched(cluster: WatchClient, *stores: Store[Any, Any]) -> AsyncIterator[asyncio.Event]:
-    """Keep stores up to date; gives an event that each change sets."""
+async def _watched(
+    cluster: WatchClient, *stores: Store[Any, Any]
+) -> AsyncIterator[tuple[asyncio.Event, Mapping[Store[Any, Any], asyncio.Task[None]]]]:
+    """Keep stores up to date; gives an event that each change sets, and the task of each store."""
     waking = asyncio.Event()
     for store in stores:
         store.subscribe(lambda _before, _after: waking.set())
-    watching = [asyncio.create_task(store.run(cluster)) for store in stores]
+    watching = {store: asyncio.create_task(store.run(cluster)) for store in stores}
     try:
-        yield waking
+        yield waking, watching
     finally:
-        for task in watching:
+        for task in watching.values():
             task.cancel()
-        await asyncio.gather(*watching, return_exceptions=True)
+        await asyncio.gather(*watching.values(), return_exceptions=True)
 
 
 async def _states(
@@ -297,15 +299,15 @@ async def watch_listed_vms(
         vms = listed_vms(pods.records.values(), known, selector, ledgers.records.values())
         return {(vm.namespace, vm.name, vm.pod.uid): vm for vm in vms}
 
-    async with _watched(cluster, pods, *statuses, ledgers) as waking:
+    async with _watched(cluster, pods, *statuses, ledgers) as (waking, watching):
         await wait_for_list(pods)
         for one, note_of in ((statuses[0], _left_out), (statuses[1], _left_out), (ledgers, _not_seen)):
             try:
                 await wait_for_list(one)
-            except NotFound:
-                pass
-            except Denied as denied:
-                notes[note_of(denied)] = None
+            except (NotFound, Denied) as failure:
+                watching[one].cancel()  # each further try would be reported as an outage
+                if isinstance(failure, Denied):
+                    notes[note_of(failure)] = None
         is_first = True
         async for before, after in _states(waking, gather_s, now):
             changed = [vm for key, vm in after.items() if before.get(key) != vm]

@@ -220,8 +220,8 @@ class VmView:
         return placement if placement is None or placement.pod_uid == self.pod.uid else None
 
     @property
-    def present_request(self) -> Request | None:
-        """Its request with the options of its placement; None where either cannot be read."""
+    def request_in_effect(self) -> Request | None:
+        """Its request with the options of its placement, if these are known; None if it cannot be read."""
         if self.request is None:
             return None
         placed = None if self.placement is None else self.placement.options
@@ -312,13 +312,21 @@ class ClusterView:
 
     @cached_property
     def names_of_claims(self) -> Mapping[PodUid, str]:
-        """The name of the VM of every claim, `namespace/name`; two pods of one VM are named by their pods."""
+        """The name of the VM of every claim, `namespace/name`: each claim has another name.
+
+        Two pods of one VM are named by their pods, and two pods of one name also by their UIDs.
+        """
         claims = [claim for node in self.nodes.values() for claim in node.ledger.claims.values()]
-        times = Counter(claim.vm_name for claim in claims)
-        return {
-            claim.uid: claim.vm_name if times[claim.vm_name] == 1 else f"{claim.namespace}/{claim.pod}"
-            for claim in claims
-        }
+        vms = Counter(claim.vm_name for claim in claims)
+        pods = Counter((claim.namespace, claim.pod) for claim in claims)
+
+        def name(claim: Claim) -> str:
+            if vms[claim.vm_name] == 1:
+                return claim.vm_name
+            pod = f"{claim.namespace}/{claim.pod}"
+            return pod if pods[claim.namespace, claim.pod] == 1 else f"{pod} ({claim.uid})"
+
+        return {claim.uid: name(claim) for claim in claims}
 
     @property
     def agreed(self) -> frozenset[str]:
@@ -349,7 +357,7 @@ def node_view(
 
 
 def view_of(cache: NodeCache, name: NodeName) -> NodeView:
-    """Return the view of a node as the watches of `serve` report it."""
+    """Return the view of a node as the watches report it."""
     topology, ledger = cache.topologies.get(name), cache.ledgers.current(name)
     return NodeView(name, cache.machine(name), topology, ledger, pods=cache.pods.records)
 

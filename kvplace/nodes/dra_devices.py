@@ -129,6 +129,11 @@ class DraDevices:
         come first, as `matchAttribute` demands in the resource claims that the documentation recommends.
         """
         located = self._located(node, topology, report)
+        if sum(wanted.values()) == 1:  # by far the most usual, and asked of every node
+            for key, is_shared, numa_node in located:
+                if numa_node is not None and key[0] in wanted and (is_shared or key not in self._in_use):
+                    return frozenset((numa_node,))
+            return frozenset()
         free: dict[str, Counter[NumaId]] = {driver: Counter() for driver in wanted}
         for key, is_shared, numa_node in located:
             driver = key[0]

@@ -103,13 +103,14 @@ class MovableVms:
             return None
         if not _runs(pod) or self._cache.migrates(pod):
             return None
-        vm, asking = VmView(pod, claim), self._edited(pod)
-        if vm.placement is None or vm.request is None or vm.present_request is None:
+        vm, asking = VmView(pod, claim), self._cache.edited_request(pod)
+        in_effect = vm.request_in_effect
+        if vm.placement is None or vm.request is None or in_effect is None:
             return None
         if obstacle_to_moves(vm, view_of(self._cache, node), asking):
             return None
         migrates = may_migrate(asking) if read_options(asking) is not None else vm.request.may_migrate
-        return MovableVm(pod, claim, vm.placement, vm.present_request.options, migrates)
+        return MovableVm(pod, claim, vm.placement, in_effect.options, migrates)
 
     def is_starting(self, node: NodeName, uid: PodUid) -> bool:
         """Return whether a VM that agreed at its start to migrate has never been pinned yet."""
@@ -126,11 +127,6 @@ class MovableVms:
     def _may_consent(self, pod: PodRecord) -> bool:
         edited = bool(pod.asking) if not pod.vmi else pod.vmi_uid in self._cache.edited_vmis.records
         return edited or _MOVABLE in pod.request
-
-    def _edited(self, pod: PodRecord) -> Mapping[str, str]:
-        """Return the annotations of a VM that was edited while it ran; empty for another one."""
-        edited = self._cache.edited_vmis.get(pod.vmi_uid) if pod.vmi else None
-        return edited.asking if edited is not None else pod.asking if not pod.vmi else {}
 
 
 def _runs(pod: PodRecord) -> bool:
@@ -150,10 +146,10 @@ def obstacle_to_moves(vm: VmView, node: NodeView, asking: Mapping[str, str]) -> 
         return "their annotations cannot be read"
     if not node.enforces:
         return "no agent sets cpusets on their nodes"
-    placed, present = vm.placement, vm.present_request
-    if placed is None or present is None or not is_settled(vm, placed, node):
+    placed, in_effect = vm.placement, vm.request_in_effect
+    if placed is None or in_effect is None or not is_settled(vm, placed, node):
         return "they are not pinned"
-    if wanted is not None and present.options != (wanted if vm.is_vmi else wanted.of_plain_pod()):
+    if wanted is not None and in_effect.options != (wanted if vm.is_vmi else wanted.of_plain_pod()):
         return "their annotations were edited"
     if not placed.placement.policy.is_movable or placed.placement.guest_cells:
         return "their policy or their guest NUMA cells fix their cores"

@@ -195,7 +195,7 @@ def evacuation(
     leaving: Iterable[DemandingPod],
     vmis: Iterable[RunningVmi],
 ) -> Evacuation:
-    """Let every VM of a node make its present request, on all nodes but this one.
+    """Let every VM of a node make the request that is in effect, on all nodes but this one.
 
     VMs that wait already come first, as in any plan: kube-scheduler tries them first.
     """
@@ -205,7 +205,7 @@ def evacuation(
     vms, restarting = [], {}
     for pod in leaving:
         vm = view.vms.get(PodUid(pod.metadata.uid))
-        request = None if vm is None else vm.present_request
+        request = None if vm is None else vm.request_in_effect
         if vm is None or request is None or vm.is_over or vm.state is VmState.ENDING:
             continue
         name = view.names_of_claims.get(vm.pod.uid, f"{vm.namespace}/{vm.name}")
@@ -268,7 +268,7 @@ def _given_out(machine: NodeMachine) -> Topology:
 
 def _as_claimed(vm: VmView, claim: Claim) -> tuple[Request, Placement] | None:
     """The VM's own request and placement, where they agree with its claim."""
-    request = vm.present_request
+    request = vm.request_in_effect
     if request is None or vm.placement is None:
         return None
     placement = vm.placement.placement

@@ -226,7 +226,7 @@ def write_updates(updates: Iterable[ContainerUpdate]) -> bytes:
 
 
 def read_state_change(payload: bytes) -> tuple[NriEvent | None, PodSandbox, NriContainer]:
-    """Read the payload of StateChange, without an event that we do not know; raises BadPeer."""
+    """Read the payload of StateChange; the event is None where we do not know it. Raises BadPeer."""
     change = _read("StateChangeEvent", payload)
     event = NriEvent(change.event) if change.event in _EVENTS else None
     return event, _pod(change.pod), _container(change.container)

@@ -78,7 +78,10 @@ _T = TypeVar("_T")
 
 
 class Handler(ABC):
-    """A plugin: its name, and its answers to the runtime's calls; unless it has others, to change nothing."""
+    """A plugin: its name, and its answers to the runtime's calls.
+
+    An answer that it does not define changes nothing.
+    """
 
     name = "kvplace"
     index = "50"

@@ -99,6 +99,7 @@ def template_file(path: str, folder: Path) -> tuple[str, Json]:
 
 
 def _template(content: Mapping[str, Any], kind: str, until: VmStage) -> Template:
+    content = {key: value for key, value in content.items() if value is not None}
     spec = content["spec"]
     of_vmi = content if kind == "VirtualMachineInstance" else spec["template"]
     read: Vm | Vmi = typed(content, Vm) if kind == "VirtualMachine" else typed(content, Vmi)

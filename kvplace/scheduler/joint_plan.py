@@ -349,7 +349,7 @@ class JointPlan:
     async def _plan(
         self, pods: Iterable[PodRecord], names: frozenset[NodeName], turns: Turns, used: set[NodeName]
     ) -> None:
-        """Hold cores for pods in their order, each where it fits best, and nominate its node.
+        """Hold cores for pods in their order, each on its best node or one near enough, and nominate it.
 
         The nodes that this plan has `used` so far are preferred.
         """

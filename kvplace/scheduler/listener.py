@@ -318,10 +318,11 @@ async def extender_listening(
     answered before it ends. Raises Misconfigured if the address cannot be used.
     """
     over_http2: set[Http2Connection] = set()
+    allowed = frozenset(clients)
 
     def choose(transport: asyncio.Transport) -> asyncio.Protocol | None:
         """Return the protocol that a connection has negotiated; None if its client may not call."""
-        if not may_call(transport, frozenset(clients), "the extender"):
+        if not may_call(transport, allowed, "the extender"):
             return None
         tls_object = transport.get_extra_info("ssl_object")
         if tls_object is None or tls_object.selected_alpn_protocol() != "h2":

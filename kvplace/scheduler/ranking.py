@@ -302,7 +302,10 @@ class Ranking:
         self, best: Candidate, nodes: Iterable[tuple[NodeName, NodeState]], budget: TurnBudget
     ) -> Candidate:
         """Choose the best of some nodes if it is near enough to the best of all, else this one."""
-        limit = near_enough(best.fit.standing(self._strategy), self._strategy)
+        standing = best.fit.standing(self._strategy)
+        limit = near_enough(standing, self._strategy)
+        if limit == standing:
+            return best
         near: list[Candidate] = []
         for name, state in nodes:
             bound = self._bound.of(state.counts)

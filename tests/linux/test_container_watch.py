@@ -16,7 +16,7 @@ from harness.pod_cgroups import GUARANTEED, PodCgroups, container_id, pod_uid
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Misconfigured
 from kvplace.linux.container_watch import ContainerCgroup, ContainerChanges, ContainerWatch
-from kvplace.linux.kernel_events import FileChange, FileReport, Inotify
+from kvplace.linux.inotify import FileChange, FileReport, Inotify
 from kvplace.linux.kernel_files import Gone
 from tests.linux.no_inotify import TOO_MANY, use_up_inotify
 
@@ -57,7 +57,7 @@ def test_a_kubelet_that_starts_later_is_seen(pods: PodCgroups) -> None:
     watch.close()
 
 
-def test_a_container_that_ends_is_reported(pods: PodCgroups, watch: ContainerWatch) -> None:
+def test_a_container_that_ends_is_forgotten(pods: PodCgroups, watch: ContainerWatch) -> None:
     folder = pods.container(UID, ID)
     watch.read()
     pods.remove(folder.parent)

@@ -153,10 +153,18 @@ async def test_devices_of_vms_are_read_where_vms_request_some() -> None:
 class _WithoutKubeVirt(FaultyCluster):
     """An API server that does not serve KubeVirt's kinds."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = set[Any]()
+        """The kinds that are no longer asked for."""
+
     async def watch(self, kind: Any, selector: Any = EVERYTHING) -> AsyncIterator[Any]:
         if kind in VM_READERS:
-            yield Interrupted(NotFound(f"{kind.name} are not served"))
-            await asyncio.Event().wait()
+            try:
+                yield Interrupted(NotFound(f"{kind.name} are not served"))
+                await asyncio.Event().wait()
+            finally:
+                self.ended.add(kind)
         async for event in super().watch(kind, selector):
             yield event
 
@@ -174,6 +182,7 @@ async def test_without_kubevirt_pods_are_watched_alone_and_one_that_is_gone_is_r
         assert (changed.is_first, [vm.name for vm in changed.vms]) == (False, ["new"])
         cluster.delete_pod("shop", "late", force=True)
         assert [vm.name for vm in (await anext(watched)).vms] == ["late"]
+        assert cluster.ended == set(VM_READERS)
     await cluster.close()
 
 

@@ -184,7 +184,8 @@ async def test_pods_of_one_plan_stay_together_unless_one_of_them_fills_another_n
         assert (await one.filter(first)).names == ["a"]
         assert (await one.filter(second)).names == [node]
         assert await one.bind(second, node) == ""
-    reason = "before b: other VMs that are planned with it start there" if node == "a" else "before a: "
+    together = "before b: it gets other VMs that are planned together with this one"
+    reason = together if node == "a" else "before a: "
     assert reason in explanation_of(cluster, second)
 
 

@@ -51,12 +51,10 @@ class NodeCounts:
         "pool",
         "thread_counts",
         "together",
-        "topology",
         "whole",
     )
 
     def __init__(self, topology: Topology, free: Free) -> None:
-        self.topology = topology
         self.free = free
         self.left = free.cpus.bit_count()
         """CPUs that an exclusive VM may take."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvplace.core.errors import Misconfigured
-from kvplace.linux.kernel_events import FileChange, FileReport, Inotify, noticing
+from kvplace.linux.inotify import FileChange, FileReport, Inotify, noticing
 from tests.linux.no_inotify import use_up_inotify
 
 

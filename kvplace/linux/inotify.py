@@ -1,10 +1,9 @@
-"""Changes in folders as the kernel reports them (inotify(7)), so that nothing has to poll.
+"""Changes in folders as the kernel reports them (inotify(7)).
 
-Only writes, creations and removals by processes are reported. A file of the kernel with
-content that changes by itself, as cpusets do when a CPU goes offline, is not. A cgroup that was removed stays
-watched, and counts towards the user's limit of watches, until `forget`. These are three calls of libc. The
-packages for it start a process to find libc and follow trees in ways that miss folders; neither is needed
-here.
+Only writes, creations and removals by processes are reported. A file of the kernel with content that changes
+by itself, as cpusets do when a CPU goes offline, is not. A cgroup that was removed stays watched, and counts
+towards the user's limit of watches, until `forget`. inotify is three calls of libc. The packages for it start
+a process to find libc and follow trees in ways that miss folders; neither is needed here.
 """
 
 from __future__ import annotations
