@@ -11,14 +11,24 @@ from unittest.mock import patch
 import pytest
 
 from kvplace.core.allocator.allocate import place
+from kvplace.core.cluster.planning import VmRequest
+from kvplace.core.cluster.planning import plan as plan_of_cluster
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.moves.make_room import MovePlan, NoMoves, make_room
-from kvplace.core.occupant import Occupant, RunningVms, locality_of, occupant_of_claim, within
+from kvplace.core.moves.suggestions import find_suggestions
+from kvplace.core.occupant import (
+    ClusterNode,
+    Occupant,
+    RunningVms,
+    locality_of,
+    occupant_of_claim,
+    within,
+)
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.scalars import CpuMask, PodUid, ResourceName
+from kvplace.core.scalars import CpuMask, NodeName, PodUid, ResourceName
 from kvplace.core.topology import Topology
 from kvplace.machines.server_types import read_machine
 from tests.core.machines import GIB, make_numa_node, make_package, make_topology
@@ -77,24 +87,50 @@ def test_the_vm_with_the_least_memory_goes() -> None:
     assert plan.bytes_moved == 2 * GIB
 
 
+def _beside_a_pool(machine: Topology) -> list[Occupant]:
+    """Seven CPUs of the first of two NUMA nodes get free if its pool shrinks and "moves" leaves."""
+    pool = _runs(machine, "pool", "4-7", policy=Policy.NUMA)
+    return [
+        _runs(machine, "moves", "0-3"),
+        replace(pool, placement=replace(pool.placement, cpus=mask_of(range(4, 8)))),
+        replace(_runs(machine, "stays", "8-11"), movable=False),
+    ]
+
+
+WIDE = Request(7, PinningOptions(scope=Scope.ONE_NUMA))
+
+
 @pytest.mark.parametrize("kind", ["a VM", "a claim alone"])
 def test_a_vm_goes_to_cpus_of_a_pool_that_an_agent_can_shrink(kind: str) -> None:
     machine = _machine(2, 8)
-    pool = _runs(machine, "pool", "4-7", policy=Policy.NUMA)
-    pool = replace(pool, placement=replace(pool.placement, cpus=mask_of(range(4, 8))))
+    moves, pool, stays = _beside_a_pool(machine)
     if kind == "a claim alone":
         pool = occupant_of_claim("pool", claim_of(PodUid("pool"), pool.placement), machine)
-    occupants = [
-        _runs(machine, "moves", "0-3"),
-        pool,
-        replace(_runs(machine, "stays", "8-11"), movable=False),
-    ]
-    wide = Request(7, PinningOptions(scope=Scope.ONE_NUMA))
-    assert isinstance(make_room(machine, occupants, wide), NoMoves)
-    plan = make_room(machine, occupants, wide, pools_shrink=True)
+    occupants = [moves, pool, stays]
+    assert isinstance(make_room(machine, occupants, WIDE), NoMoves)
+    plan = make_room(machine, occupants, WIDE, pools_shrink=True)
     assert isinstance(plan, MovePlan)
     assert _moves(plan) == [("moves", mask_of(range(4)), mask_of(range(12, 16)))]
     assert plan.placement.owned == mask_of(range(7))  # the pool keeps its last core
+
+
+@pytest.mark.parametrize("shrinks", [False, True])
+def test_a_move_is_suggested_with_cpus_of_a_pool_only_where_an_agent_can_shrink_it(*, shrinks: bool) -> None:
+    machine = _machine(2, 8)
+    occupants = _beside_a_pool(machine)
+    free = RunningVms(machine, occupants, None, pools_shrink=shrinks).free({})
+    found = find_suggestions(machine, free, WIDE, occupants, pools_shrink=shrinks).found
+    suggested = [(move.id, one.placement.owned) for one in found for move in one.moves]
+    assert suggested == ([("moves", mask_of(range(7)))] if shrinks else [])
+
+
+@pytest.mark.parametrize("shrinks", [False, True])
+def test_a_plan_makes_room_in_a_pool_only_where_an_agent_can_shrink_it(*, shrinks: bool) -> None:
+    machine = _machine(2, 8)
+    node = ClusterNode(NodeName("node"), machine, tuple(_beside_a_pool(machine)), pools_shrink=shrinks)
+    found = plan_of_cluster([node], [VmRequest("wide", WIDE)], make_room=True)
+    assert [one.move.id for one in found.moves] == (["moves"] if shrinks else [])
+    assert [one.placement.owned for one in found.planned] == ([mask_of(range(7))] if shrinks else [])
 
 
 def test_a_vm_with_devices_of_the_host_stays_on_its_numa_node() -> None:
