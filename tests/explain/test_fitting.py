@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,9 +15,9 @@ from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.placement import Placement, PodPlacement
-from kvplace.core.request import OnFailure, Request, Scope
+from kvplace.core.request import OnFailure, Policy, Request, Scope
 from kvplace.core.request_json import PodRequest, read_pod_request, write_request
-from kvplace.core.scalars import CpuMask, NodeName, PodUid
+from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.explain.explanation import Fitting, fit
 from kvplace.kube.object_records import LedgerRecord, PodRecord
@@ -33,15 +34,24 @@ from tests.nodes.machines import EIGHT, TWO
 
 
 def asked(
-    name: str, topology: Topology = TWO, *, taken: str = "", running: tuple[VmView, ...] = ()
+    name: str,
+    topology: Topology = TWO,
+    *,
+    taken: str = "",
+    pool: str = "",
+    pools_shrink: bool = False,
+    running: tuple[VmView, ...] = (),
 ) -> NodeView:
     ledger = Ledger()
     if taken:
         ledger = ledger.after(taking(claim("others", *_ids(taken), memory={})))
+    if pool:
+        of_pool = claim("pool", *_ids(pool), policy=Policy.NUMA, owned=NO_CPUS, memory={})
+        ledger = ledger.after(taking(of_pool))
     for vm in running:
         assert vm.claim is not None
         ledger = ledger.after(taking(vm.claim))
-    machine = NodeMachine(topology, topology.allocatable)
+    machine = NodeMachine(topology, topology.allocatable, pools_shrink)
     return NodeView(NodeName(name), machine, ledger_record=LedgerRecord(NodeName(name), ledger, "1"))
 
 
@@ -65,9 +75,9 @@ def _ids(cpus: str) -> list[int]:
     return [cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1]
 
 
-def running_vm(name: str, cpus: str, *, movable: bool = False) -> VmView:
+def running_vm(name: str, cpus: str, *, uid: str = "", movable: bool = False) -> VmView:
     mask = parse_cpu_list(cpus)
-    request, uid = request_with(mask.bit_count()), PodUid(name)
+    request, uid = request_with(mask.bit_count()), PodUid(uid or name)
     machine = replace(NodeMachine(TWO, TWO.allocatable), allocatable=CpuMask(mask))
     placement = try_place(TWO, machine.free(Ledger()), request)
     assert isinstance(placement, Placement)
@@ -149,6 +159,28 @@ def test_a_move_is_suggested_of_a_running_vm_with_a_known_placement() -> None:
         found = fitted(nodes, request_with(8, scope=Scope.ONE_SOCKET), running=known)
         (move,) = [one for one_node in found.suggestions for one in one_node.suggestions.found if one.moves]
         assert moved in move.sentence
+
+
+@pytest.mark.parametrize("shrinks", [False, True])
+def test_a_move_to_cpus_of_a_pool_is_suggested_only_where_an_agent_can_shrink_it(*, shrinks: bool) -> None:
+    running = (running_vm("db", "0,8"),)
+    nodes = [asked("n", pool="4-7,12-15", pools_shrink=shrinks, running=running)]
+    found = fitted(nodes, request_with(8, scope=Scope.ONE_SOCKET), running=running)
+    moves = [move for node in found.suggestions for one in node.suggestions.found for move in one.moves]
+    assert [move.id for move in moves] == (["team/db"] if shrinks else [])
+
+
+def test_of_two_claims_of_one_pod_name_neither_is_overlooked_when_moves_are_suggested() -> None:
+    """Without the first claim of `team/db` the move of `team/c` alone would free a socket."""
+    running = (
+        running_vm("db", "0,8", uid="first"),
+        running_vm("db", "4,12", uid="second"),
+        running_vm("c", "1,9"),
+    )
+    nodes = [asked("n", running=running)]
+    found = fitted(nodes, request_with(8, scope=Scope.ONE_SOCKET), running=running)
+    moves = [move for node in found.suggestions for one in node.suggestions.found for move in one.moves]
+    assert [move.id for move in moves] == ["team/db (second)"]
 
 
 def test_a_suggested_move_names_the_needed_consent_unless_the_owner_has_agreed() -> None:
