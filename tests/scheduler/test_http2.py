@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import IPv4Address
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from cryptography import x509
@@ -248,6 +249,45 @@ async def test_the_listener_speaks_the_protocol_of_the_handshake(offered: str, t
             writer.close()
     assert answered.endswith(b"yes")
     assert calls.asked == [("POST", "/v1/filter", b"{}")]
+
+
+async def test_the_listener_forgets_a_closed_connection_and_finishes_an_open_one(tmp_path: Path) -> None:
+    made: list[Http2Connection] = []
+    finished: list[Http2Connection] = []
+    was_lost = asyncio.Event()
+
+    class Watched(Http2Connection):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            made.append(self)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            was_lost.set()
+
+        async def finish(self) -> None:
+            finished.append(self)
+            await super().finish()
+
+    async def ask(address: Address, client: ssl.SSLContext) -> asyncio.StreamWriter:
+        reader, writer = await asyncio.open_connection(
+            address.host, address.port, ssl=client, server_hostname="localhost"
+        )
+        assert await over_http2(reader, writer) == b"yes"
+        return writer
+
+    routes, listened = Calls().as_routes, Address("127.0.0.1", 0)
+    with certificates(tmp_path) as (server, client):
+        client.set_alpn_protocols(["h2"])
+        with patch("kvplace.scheduler.listener.Http2Connection", Watched):
+            async with extender_listening(routes, listened, server) as (address, _):
+                closed = await ask(address, client)
+                closed.close()
+                await was_lost.wait()
+                stays_open = await ask(address, client)
+        stays_open.close()
+    assert finished == made[1:]
+    assert len(made) == 2
 
 
 @contextmanager
