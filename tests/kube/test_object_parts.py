@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvplace.kube.object_parts import PodSpec
+from kvplace.kube.object_parts import Metadata, PodSpec, StoredObject, fault_of
 from kvplace.kube.object_records import NO_SHAPE, PodRecord
 from kvplace.kube.objects import PodObject, pod_record
 from tests.kubevirt_documents import PODS
@@ -80,6 +80,32 @@ def test_preferences_do_not_keep_pods_apart() -> None:
     soft = [{"whenUnsatisfiable": "ScheduleAnyway"}]
     affinity = {**SPEC["affinity"], "podAntiAffinity": PREFERRED}
     assert shape(affinity=affinity, topologySpreadConstraints=soft) == shape()
+
+
+class Containers(msgspec.Struct):
+    containers: list[Metadata]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ({"metadata": {}}, "spec is missing"),
+        ({"metadata": {}, "spec": {}}, "spec.containers is missing"),
+        ([], "expected object, got array"),
+        ({"metadata": {"labels": []}}, "metadata.labels: expected object, got array"),
+        ({"metadata": {"labels": {"a": 1}}}, "a value in metadata.labels: expected str, got int"),
+        ({"metadata": {"labels": {1: "a"}}}, "a key of metadata.labels: expected str, got int"),
+        (
+            {"metadata": {}, "spec": {"containers": ["a"]}},
+            "spec.containers[0]: expected object, got str",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_wrong_field_is_named_with_its_place_and_its_fault(content: Any, sentence: str) -> None:
+    with pytest.raises(msgspec.ValidationError) as refused:
+        msgspec.convert(content, StoredObject[Containers, None])
+    assert fault_of(refused.value) == sentence
 
 
 def read(**status: Any) -> PodRecord:
