@@ -84,6 +84,19 @@ def test_the_size_of_an_instancetype_is_not_known_before_it_is_made() -> None:
     assert made.vms[0].goal is VmStage.PINNED
 
 
+@pytest.mark.parametrize("has_instancetype", [False, True])
+def test_a_template_may_state_null_where_it_has_no_metadata(*, has_instancetype: bool) -> None:
+    template = vm()
+    template["metadata"] = None
+    if has_instancetype:
+        template["spec"]["instancetype"] = {"name": "large"}
+    made = rollout(1, template=template)
+    assert (made.vms[0].template.request is None) is has_instancetype
+    assert made.manifest(made.vms[0])["metadata"] == {
+        "name": "web-01", "namespace": NAMESPACE, "labels": {"kvplace.io/rollout": "web"},
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("domain", [None, {}])
 def test_a_vm_without_any_size_is_a_template_as_for_admission(domain: Json | None) -> None:
     template = vm()
