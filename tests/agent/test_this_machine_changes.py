@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -84,6 +85,35 @@ async def test_a_machine_that_was_read_while_it_changed_is_read_again_at_the_end
     host.write("sys/devices/system/cpu/cpu7/cache/index3/shared_cpu_list", "2,3,6,7")
     await watch._check()
     assert watch.machine.topology.l3_groups == (parse_cpu_list("0-1,4-5"), parse_cpu_list("2-3,6-7"))
+
+
+async def test_a_machine_that_was_half_shown_at_the_start_is_read_again_although_no_file_has_changed(
+    host: Host,
+) -> None:
+    """The kernel's files about caches are not compared."""
+    caches = "sys/devices/system/cpu/cpu7/cache/index3/shared_cpu_list"
+    host.write(caches, "7")
+    watch = MachineWatch(host.settings())
+    halves = (parse_cpu_list("0-1,4-5"), parse_cpu_list("2-3,6-7"))
+    assert watch.machine.topology.l3_groups != halves
+    host.write(caches, "2,3,6,7")
+    await watch._check()
+    assert watch.machine.topology.l3_groups == halves
+
+
+async def test_a_machine_that_no_longer_changes_is_not_read_again(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = MachineWatch(host.settings())
+    read = Mock(side_effect=this_machine.read_this_machine)
+    monkeypatch.setattr(this_machine, "read_this_machine", read)
+    for _ in range(3):
+        await watch._check()
+    assert read.call_count == 1  # whatever was half shown at the start
+    host.online({0, 1, 2, 3, 4, 5})
+    for _ in range(3):
+        await watch._check()
+    assert read.call_count == 1 + 2  # the change, and whatever was half shown then
 
 
 async def test_an_unreadable_machine_is_read_again_and_the_old_one_counts_meanwhile(
