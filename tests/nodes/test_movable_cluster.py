@@ -50,13 +50,20 @@ def schedulable(name: NodeName) -> SchedulableNode:
     )
 
 
-def vmi(annotations: dict[str, str], conditions: list[Any] | None = None) -> RunningVmi:
+ONE_SOCKET = {"cpu-set": "one-socket"}
+
+
+def vmi(
+    annotations: dict[str, str],
+    conditions: list[Any] | None = None,
+    opted_in: Mapping[str, str] = ONE_SOCKET,
+) -> RunningVmi:
     document = {
         "metadata": {
             "name": "db",
             "namespace": "shop",
             "uid": "vmi-db",
-            "annotations": {"cpu-set": "one-socket", **annotations},
+            "annotations": {**opted_in, **annotations},
         },
         "status": {"phase": "Running", "conditions": [MIGRATABLE] if conditions is None else conditions},
     }
@@ -80,6 +87,7 @@ def movable(
 ) -> MovableCluster:
     """One VM on the first of two nodes with an agent, and a third without.
 
+    At its start its owner has agreed to all moves; what counts is what its VMI states now.
     `plain_pod`: it is a pod with these annotations instead.
     """
     placement = try_place(TWO, free_of(TWO, Ledger()), request)
@@ -100,7 +108,7 @@ def movable(
         UID,
         node=HERE,
         phase="Running",
-        request=write_request(PodRequest(request, vmi="shop/db")),
+        request=write_request(PodRequest(request, vmi="shop/db", movable=True, may_migrate=True)),
         placement=placed.to_json(),
         vmi="db",
         vmi_uid="vmi-db",
@@ -108,9 +116,8 @@ def movable(
         created=created,
     )
     if plain_pod is not None:
-        pod = replace(
-            pod, request=write_request(PodRequest(request)), vmi="", vmi_uid="", asking=dict(plain_pod)
-        )
+        asked = PodRequest(request, movable=True, may_migrate=True)
+        pod = replace(pod, request=write_request(asked), vmi="", vmi_uid="", asking=dict(plain_pod))
         claim = replace(claim, vmi="")
     pods = [pod, replace(pod, uid=PodUid("target"), node=THERE, placement="")] if twice else [pod]
     report = PodReport(UID, revision=reported, pinned=pinned, running=True)
@@ -145,6 +152,9 @@ def test_a_vm_moves_inside_its_node_with_true_and_to_nodes_with_an_agent_with_no
         ({"asking": vmi({})}, "have not agreed"),
         ({"asking": vmi({MOVABLE: "sometimes"})}, "cannot be read"),
         ({"asking": vmi({MOVABLE: "nodes", "kvplace.io/cpu-policy": "share"})}, "were edited"),
+        ({"asking": vmi({}, opted_in={})}, "were removed"),
+        ({"asking": vmi({MOVABLE: "false"}, opted_in={})}, "were removed"),
+        ({"asking": vmi({MOVABLE: "nodes"}, opted_in={})}, "were removed"),
         ({"enforcement": Enforcement.NONE}, "no agent"),
         ({"pinned": False}, "not pinned"),
         ({"reported": 1, "revision": 2}, "not pinned"),
