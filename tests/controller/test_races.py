@@ -14,7 +14,7 @@ from kvplace.controller.controller import ControllerSettings
 from kvplace.controller.reconciler import RELEASES
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Forbidden, Unavailable
-from kvplace.core.ledger import LedgerChange
+from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.well_known_names import PLACEMENT, RELEASED_AT
@@ -23,6 +23,7 @@ from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import LEDGERS, PODS
 from kvplace.machines.server_types import read_machine
 from tests.controller.replicas import EPOCH, Replica, asking_pod, bound_vm, replica
+from tests.kube.claims import claim, taking
 from tests.kube.faults import FaultScript, Moment, Operation
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
@@ -328,6 +329,18 @@ async def test_replicas_that_see_the_cluster_differently_free_everything_in_the_
         await one.until(
             lambda: all(replica.cache.ledger(NodeName("n1")).owned == 0 for replica in (one, other))
         )
+
+
+async def test_ages_of_claims_are_forgotten_once_the_claims_of_pods_that_are_gone_are_released(
+    cluster: FaultyCluster,
+) -> None:
+    gone = [claim(f"gone-{cpu}", cpu) for cpu in range(8)]
+    cluster.put_ledger("n1", Ledger().after(taking(*gone)))
+    async with replica(cluster) as one:
+        ages = one.controller.reconciler._ages
+        await one.until(lambda: len(ages._seen) == len(gone))
+        await one.until(lambda: not one.claims())
+        await one.until(lambda: not ages._seen)
 
 
 async def test_deleted_pods_are_forgotten_once_they_have_no_claim(cluster: FaultyCluster) -> None:
