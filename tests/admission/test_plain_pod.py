@@ -30,6 +30,30 @@ NO_QUANTITY = "is not a quantity such as 8Gi, 512Mi, 4 or 500m"
 ISOLATES = {**ASKS, "kvplace.io/emulator-threads": "isolate"}
 
 
+FORGED_SIZE = {**ASKS, "kvplace.io/vm-size": '{"vcpus":6,"memory":1073741824,"ioThreads":2}'}
+BY_KUBEVIRT = SETTINGS.kubevirt_controller
+
+
+@pytest.mark.parametrize("labels", [{}, {"kubevirt.io": "hotplug-disk"}], ids=str)
+def test_a_plain_pod_of_virt_controller_with_a_size_of_a_vm_is_as_large_as_its_limits(
+    labels: dict[str, str],
+) -> None:
+    raw = plain_pod(FORGED_SIZE)
+    raw["metadata"]["labels"] = {"kvplace.io/opted-in": "true", **labels}
+    after, _ = admit(raw, author=BY_KUBEVIRT)
+    written = written_request(after)
+    assert (written.request.vcpus, written.request.memory, written.request.io_threads) == (4, 8 << 30, 0)
+    assert written.vmi == ""
+    assert "kvplace.io/vm-size" not in after["metadata"]["annotations"]
+
+
+def test_a_launcher_pod_of_virt_controller_without_a_vmi_is_refused_with_a_size_of_a_vm_too() -> None:
+    raw = plain_pod(FORGED_SIZE)
+    raw["metadata"]["labels"] = {"kvplace.io/opted-in": "true", "kubevirt.io": "virt-launcher"}
+    with pytest.raises(Misconfigured, match="no VirtualMachineInstance controls it"):
+        admit(raw, author=BY_KUBEVIRT)
+
+
 def test_a_plain_pod_is_as_large_as_the_limits_of_its_containers() -> None:
     raw = plain_pod(
         ISOLATES,
