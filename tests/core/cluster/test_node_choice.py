@@ -15,6 +15,7 @@ from kvplace.core.cluster.node_choice import (
     Fit,
     Strategy,
     best_candidate,
+    near_enough,
     quality,
     scores,
     why,
@@ -183,6 +184,19 @@ def test_of_equally_full_numa_nodes_pack_takes_the_one_of_the_fuller_node() -> N
     assert why(fuller_block, fuller_node, Strategy.PACK) == "its NUMA nodes are fuller"
     assert best_candidate([fuller_node, emptiest], Strategy.PACK) is fuller_node
     assert why(fuller_node, emptiest, Strategy.PACK) == "the node is fuller"
+
+
+@pytest.mark.parametrize(("more", "is_near"), [(0, True), (4, True), (5, False)])
+def test_a_node_is_near_enough_if_it_keeps_at_most_four_more_cpus_free_beside_the_vm(
+    more: int, is_near: bool
+) -> None:
+    *alike, free_beside, _ = best = (1, 1, 0, 0, 0, 0, 0, 1, 2, 8)
+    assert ((*alike, free_beside + more, 99) < near_enough(best, Strategy.PACK)) is is_near
+
+
+def test_no_node_is_near_enough_to_one_that_keeps_no_cpu_free_beside_the_vm() -> None:
+    *alike, free_beside, _ = best = (1, 1, 0, 0, 0, 0, 0, 1, 0, 8)
+    assert not (*alike, free_beside, 99) < near_enough(best, Strategy.PACK)
 
 
 def test_pack_prefers_an_exact_free_block_to_the_fullest_node() -> None:
