@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +17,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from kvplace.cli.parameters import complete_machine
+from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.well_known_names import PLACED_LABEL, ROLLOUT_LABEL
 
 if TYPE_CHECKING:
@@ -44,13 +46,29 @@ class ClusterFlags:
 
     def run(self, body: Callable[[LiveCluster], Awaitable[_Answer]]) -> _Answer:
         """Open the cluster, await the body with it and close it again, also after SIGINT and SIGTERM."""
-        from kvplace.cli.live_cluster import open_cluster, run_until_interrupt
+        from kvplace.cli.live_cluster import run_until_interrupt
 
         async def run() -> _Answer:
-            async with open_cluster(self) as cluster:
+            async with self.open() as cluster:
                 return await body(cluster)
 
         return run_until_interrupt(run())
+
+    def open(self) -> AbstractAsyncContextManager[LiveCluster]:
+        """Open the cluster while a block runs; raises Misconfigured for flags that exclude each other."""
+        from kvplace.cli.live_cluster import open_cluster
+        from kvplace.kube.credentials import CredentialOptions
+
+        if self.all_namespaces and self.namespace is not None:
+            raise Misconfigured("-n and -A exclude each other: name one namespace, or ask for all")
+        if self.as_groups and self.as_user is None:
+            raise Misconfigured("--as-group needs --as: a group is impersonated together with a user")
+        return open_cluster(
+            CredentialOptions(self.kubeconfig, self.context, user=self.as_user, groups=self.as_groups),
+            timeout_s=self.request_timeout,
+            namespace="" if self.all_namespaces else self.namespace,
+            label_terms=self.selector,
+        )
 
     @property
     def are_given(self) -> bool:
@@ -82,7 +100,6 @@ def complete_rollout(context: click.Context, _argument: click.Parameter, begun: 
 
 def complete_context(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
     """Complete the name of a context, from the kubeconfig and without a cluster."""
-    from kvplace.core.errors import KvplaceError
     from kvplace.kube.kubeconfig import context_names, kubeconfig_files
 
     files = kubeconfig_files(context.params.get("kubeconfig"))
@@ -140,8 +157,7 @@ def _metadata(context: click.Context, resource: str, selector: str = "") -> list
     """
     import asyncio
 
-    from kvplace.cli.live_cluster import open_cluster, run_until_interrupt
-    from kvplace.core.errors import KvplaceError
+    from kvplace.cli.live_cluster import run_until_interrupt
     from kvplace.core.strict_json import json_object
     from kvplace.kube.calls import METADATA_LIST, Call
     from kvplace.kube.watches import ApiKind
@@ -150,7 +166,7 @@ def _metadata(context: click.Context, resource: str, selector: str = "") -> list
     query = {"limit": str(_MOST_NAMES)} | ({"labelSelector": selector} if selector else {})
 
     async def answer() -> bytes:
-        async with open_cluster(flags) as live:
+        async with flags.open() as live:
             path = ApiKind(resource).path(namespace=live.namespace if selector else "")
             call = Call("list", resource, path, query=query, accept=METADATA_LIST)
             return await live.session.request(call, limit=1 << 24)

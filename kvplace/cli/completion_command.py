@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
 import click
 from click.shell_completion import (
@@ -134,16 +135,14 @@ def command(context: click.Context, shell: str) -> None:
     click.echo(_SHELLS[shell](context.find_root().command, {}, "kvplace", VARIABLE).source(), nl=False)
 
 
-def answer_kubectl() -> None:
+def print_for_kubectl(program: click.Command) -> NoReturn:
     """Answer kubectl: print the completions of the last argument.
 
     kubectl calls the program `kubectl_complete-kvplace` on PATH with the words after `kvplace`; the last one
     is incomplete. The answer has a word per line, a tab before its description, and at the end a directive.
     """
-    from kvplace.cli.main import cli
-
     *words, begun = sys.argv[1:] or [""]
-    found = _with_option(ShellComplete(cli, {}, "kubectl kvplace", ""), words, begun)
+    found = _with_option(ShellComplete(program, {}, "kubectl kvplace", ""), words, begun)
     lines = [
         f"{item.value}\t{' '.join(item.help.split())}" if item.help else item.value
         for item in found

@@ -140,7 +140,7 @@ async def _get_vms(
     from kvplace.nodes.cluster_reading import read_listed_vms, watch_listed_vms
     from kvplace.nodes.view_output import VM_KIND, vm_document
 
-    columns = vm_columns(lambda: live.session.server_time, with_namespace=live.flags.all_namespaces)
+    columns = vm_columns(lambda: live.session.server_time, with_namespace=not live.namespace)
     listing = Listing(VM_KIND, columns, vm_document, vm_reference, output, headers=headers)
     if watch:
         async for listed in watch_listed_vms(live.api, live.vms, gather_s=GATHER_S):
@@ -168,11 +168,11 @@ async def _get_nodes(
     from kvplace.nodes.view_output import NODE_KIND, node_document
 
     listing = Listing(NODE_KIND, NODE_COLUMNS, node_document, _node_reference, output, headers=headers)
-    selector = Selector(label_terms=live.flags.selector)
+    selector = Selector(label_terms=live.label_terms)
     if watch:
         async for is_first, nodes in watched_nodes(live.api, selector, gather_s=GATHER_S):
             listing.print_seen(_named(nodes, names), is_first=is_first)
-    if len(names) != 1 or live.flags.selector:
+    if len(names) != 1 or live.label_terms:
         view = await read_cluster(live.api, nodes=selector, pods=None, kind=NODE_STATUSES)
         return _print(listing, _named(view.nodes.values(), names), names, view.nodes, "node")
     view = await read_node(live.api, NodeName(names[0]), pods=False, kind=NODE_STATUSES)
@@ -232,7 +232,7 @@ async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: O
     from kvplace.kube.watches import Selector
     from kvplace.nodes.cluster_reading import read_cluster
 
-    view = await read_cluster(live.api, nodes=Selector(label_terms=live.flags.selector), pods=None)
+    view = await read_cluster(live.api, nodes=Selector(label_terms=live.label_terms), pods=None)
     nodes = sorted(view.nodes.values(), key=lambda node: (_node_key(node, order), node.name))
 
     def lines() -> Iterator[str]:
@@ -258,7 +258,7 @@ async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Out
     say(*listed.notes)
     # A VM without a pod holds nothing, nor does a pod that has ended: a migration leaves one for long.
     vms = sorted((vm for vm in listed.vms if vm.has_pod and not vm.is_over), key=_VM_KEYS[order])
-    columns = (*((NAMESPACE,) if live.flags.all_namespaces else ()), *TOP_VM_COLUMNS)
+    columns = (*((NAMESPACE,) if not live.namespace else ()), *TOP_VM_COLUMNS)
     Listing(VM_KIND, columns, vm_document, vm_reference, output).print_all(vms[:limit])
     if output in (Output.TABLE, Output.WIDE):
         if not vms:

@@ -1,4 +1,4 @@
-"""Opens the cluster that a user's flags name, and runs a command there until it ends or is interrupted.
+"""Opens a cluster for a command, and runs the command until it ends or is interrupted.
 
 Errors are one sentence. A missing right is named together with its role. A cluster without kvplace, or with
 another version of its objects, gets another error than a cluster that does not answer.
@@ -28,9 +28,9 @@ from typing import Any, TypeVar
 import click
 
 from kvplace import __version__
-from kvplace.cli.cluster_flags import ClusterFlags
 from kvplace.cli.output import say
-from kvplace.core.errors import Absent, Forbidden, KvplaceError, Misconfigured, Unavailable
+from kvplace.core.errors import Absent, Forbidden, KvplaceError, Unavailable
+from kvplace.core.label_terms import LabelTerms
 from kvplace.core.node_topology import GROUP, VERSION
 from kvplace.core.strict_json import json_object
 from kvplace.kube import list_watch
@@ -111,7 +111,9 @@ class LiveCluster:
 
     session: Session
     api: ApiCluster
-    flags: ClusterFlags
+    namespace: str
+    """The chosen namespace; empty for all."""
+    label_terms: LabelTerms
 
     @property
     def objects(self) -> ObjectClient:
@@ -119,33 +121,27 @@ class LiveCluster:
         return ObjectClient(self.session)
 
     @property
-    def namespace(self) -> str:
-        """The chosen namespace; empty for all."""
-        if self.flags.all_namespaces:
-            return ""
-        return self.flags.namespace or self.session.namespace
-
-    @property
     def vms(self) -> Selector:
         """The pods that opted in in the chosen namespace, with the chosen labels."""
-        return replace(PLACED_PODS, namespace=self.namespace, label_terms=self.flags.selector)
+        return replace(PLACED_PODS, namespace=self.namespace, label_terms=self.label_terms)
 
 
 @contextlib.asynccontextmanager
-async def open_cluster(flags: ClusterFlags) -> AsyncIterator[LiveCluster]:
-    """Open the cluster while the block runs; errors of the API server leave it in words for people."""
-    if flags.all_namespaces and flags.namespace is not None:
-        raise Misconfigured("-n and -A exclude each other: name one namespace, or ask for all")
-    if flags.as_groups and flags.as_user is None:
-        raise Misconfigured("--as-group needs --as: a group is impersonated together with a user")
-    options = CredentialOptions(flags.kubeconfig, flags.context, user=flags.as_user, groups=flags.as_groups)
+async def open_cluster(
+    options: CredentialOptions, *, timeout_s: float | None, namespace: str | None, label_terms: LabelTerms
+) -> AsyncIterator[LiveCluster]:
+    """Open the cluster while the block runs; errors of the API server leave it in words for people.
+
+    `timeout_s` limits each answer. Without a `namespace` the context's is chosen.
+    """
     limits = Limits()
-    if flags.request_timeout is not None:
-        limits = replace(limits, answer_s=flags.request_timeout, page_s=flags.request_timeout)
+    if timeout_s is not None:
+        limits = replace(limits, answer_s=timeout_s, page_s=timeout_s)
     session = await open_session(options, limits)
     try:
         with outages_in_one_sentence(session.server):
-            yield LiveCluster(session, ApiCluster(session, page_size=_PAGE), flags)
+            chosen = session.namespace if namespace is None else namespace
+            yield LiveCluster(session, ApiCluster(session, page_size=_PAGE), chosen, label_terms)
     except KvplaceError as error:
         raise await _for_people(error, session) from error
     finally:

@@ -19,7 +19,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from kvplace import __version__
-from kvplace.cli.completion_command import VARIABLE, answer_shells
+from kvplace.cli.completion_command import VARIABLE, answer_shells, print_for_kubectl
 from kvplace.cli.output import print_message, say
 from kvplace.cli.parameters import Commands
 from kvplace.core.errors import ExitCode, KvplaceError, exit_code_of
@@ -128,6 +128,11 @@ def _context_of(root: click.Context, words: tuple[str, ...]) -> click.Context:
             break
         context = click.Context(found, info_name=word, parent=context)
     return context
+
+
+def answer_kubectl() -> NoReturn:
+    """Complete the last argument of `kubectl_complete-kvplace`, a program of its own."""
+    print_for_kubectl(cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -13,7 +13,6 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
-from kvplace.cli.live_cluster import open_cluster
 from kvplace.core.errors import (
     Absent,
     ExitCode,
@@ -51,7 +50,7 @@ async def test_vms_are_asked_for_in_the_chosen_namespace_with_the_chosen_labels(
 ) -> None:
     stub.script = [EMPTY_LIST]
     wanted = replace(flags, namespace="team-a", selector=read_label_terms("app=web"))
-    async with open_cluster(wanted) as cluster:
+    async with wanted.open() as cluster:
         assert await cluster.api.read_all(PODS, cluster.vms) == ()
     (asked,) = stub.asked
     assert asked.path == "/api/v1/namespaces/team-a/pods"
@@ -59,15 +58,15 @@ async def test_vms_are_asked_for_in_the_chosen_namespace_with_the_chosen_labels(
 
 
 async def test_the_namespace_is_that_of_the_context_unless_all_are_wanted(flags: ClusterFlags) -> None:
-    async with open_cluster(flags) as cluster:
+    async with flags.open() as cluster:
         assert cluster.namespace == "default"
-    async with open_cluster(replace(flags, all_namespaces=True)) as cluster:
+    async with replace(flags, all_namespaces=True).open() as cluster:
         assert cluster.namespace == ""
 
 
 async def test_another_user_is_impersonated_with_its_groups(stub: ApiStub, flags: ClusterFlags) -> None:
     stub.script = [EMPTY_LIST]
-    async with open_cluster(replace(flags, as_user="eve", as_groups=("a", "b"))) as cluster:
+    async with replace(flags, as_user="eve", as_groups=("a", "b")).open() as cluster:
         await cluster.api.read_all(PODS)
     (asked,) = stub.asked
     assert asked.headers.getall("Impersonate-User") == ["eve"]
@@ -92,14 +91,14 @@ async def test_ages_are_those_of_the_cluster_whatever_our_own_clock_states(
 async def test_a_cluster_without_kubevirt_is_called_so(stub: ApiStub, flags: ClusterFlags) -> None:
     stub.script = [status(404, "404 page not found")]
     with pytest.raises(Absent, match="serves no virtualmachines: install KubeVirt, or choose another"):
-        async with open_cluster(flags) as cluster:
+        async with flags.open() as cluster:
             await ApiRollouts(cluster.session).read_all(VMS)
 
 
 async def test_a_missing_resource_is_not_an_answer_about_room(stub: ApiStub, flags: ClusterFlags) -> None:
     stub.script = [status(404, "the server could not find the requested resource")]
     with pytest.raises(Absent, match="list pods: the server could not find"):
-        async with open_cluster(flags) as cluster:
+        async with flags.open() as cluster:
             await cluster.api.read_all(PODS)
 
 
@@ -108,14 +107,14 @@ async def test_flags_that_contradict_each_other_are_refused_before_anything_is_o
 ) -> None:
     for wrong in (replace(flags, namespace="a", all_namespaces=True), replace(flags, as_groups=("a",))):
         with pytest.raises(Misconfigured, match=r"-n and -A|--as-group needs --as"):
-            async with open_cluster(wrong):
+            async with wrong.open():
                 pass
 
 
 async def test_expired_credentials(stub: ApiStub, flags: ClusterFlags) -> None:
     stub.script = [status(401, "Unauthorized"), status(401, "Unauthorized")]
     with pytest.raises(Forbidden, match=rf"{stub.url} does not accept the credentials.*log in again"):
-        async with open_cluster(flags) as cluster:
+        async with flags.open() as cluster:
             await cluster.api.read_all(NODES)
 
 
@@ -125,7 +124,7 @@ async def test_a_missing_right_is_named_with_the_role_that_gives_it(
     stub.script = [status(403, 'User "eve" cannot list resource "nodeledgers"')]
     said = r'may not list nodeledgers \(User "eve".*ClusterRole kvplace-viewer grants this right'
     with pytest.raises(Forbidden, match=said):
-        async with open_cluster(flags) as cluster:
+        async with flags.open() as cluster:
             await cluster.api.read_all(LEDGERS)
 
 
@@ -145,7 +144,7 @@ async def test_a_cluster_without_kvplace_or_with_another_version_of_it(
 ) -> None:
     stub.script = [status(404, "the server could not find the requested resource"), group]  # type: ignore[list-item]
     with pytest.raises(Absent, match=said) as error:
-        async with open_cluster(flags) as cluster:
+        async with flags.open() as cluster:
             await cluster.api.read_all(LEDGERS)
     assert exit_code_of(error.value) == ExitCode.FAILED
 
@@ -155,13 +154,13 @@ async def test_a_server_that_is_down_is_named(tmp_path: Path) -> None:
     nowhere.url = "http://127.0.0.1:1"
     flags = ClusterFlags(kubeconfig=nowhere.kubeconfig(tmp_path).kubeconfig)
     with pytest.raises(Unavailable, match=r"127.0.0.1:1 does not answer.*check the network and --context"):
-        async with open_cluster(flags) as cluster:
+        async with flags.open() as cluster:
             await read_cluster(cluster.api)
 
 
 async def test_an_error_from_inside_is_not_reworded(flags: ClusterFlags) -> None:
     with pytest.raises(KvplaceError, match=r"^mine$"):
-        async with open_cluster(flags):
+        async with flags.open():
             raise Misconfigured("mine")
 
 
@@ -192,7 +191,7 @@ def test_a_timeout_that_is_none_is_named(text: str) -> None:
 async def test_watches_of_an_open_cluster_report_once_that_it_is_down(
     flags: ClusterFlags, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with open_cluster(flags):
+    async with flags.open():
         for resource in ("nodes", "pods"):
             list_watch._report(resource, Unavailable("no connection"), 0.1)
     assert capsys.readouterr().err.count("cannot be watched at the moment") == 1
@@ -204,7 +203,7 @@ async def test_a_webhook_that_does_not_answer_is_named_with_where_to_check(
     said = 'failed calling webhook "vm.kvplace.io": failed to call webhook: context deadline exceeded'
     stub.script = [status(500, f"Internal error occurred: {said}")] * 20
     with pytest.raises(Unavailable) as refused:
-        async with open_cluster(flags) as cluster:
+        async with flags.open() as cluster:
             await cluster.api.read_all(PODS)
     assert str(refused.value) == (
         "`kvplace serve` does not answer the API server (webhook vm.kvplace.io): context deadline exceeded; "

@@ -16,7 +16,7 @@ from tests.cli.terminal import Terminal
 PROGRAMS = {
     "kvplace": "from kvplace.cli.main import main; main()",
     "kubectl-kvplace": "from kvplace.cli.main import main; main()",
-    "kubectl_complete-kvplace": "from kvplace.cli.completion_command import answer_kubectl; answer_kubectl()",
+    "kubectl_complete-kvplace": "from kvplace.cli.main import answer_kubectl; answer_kubectl()",
 }
 START = {
     "bash": ["bash", "--norc", "--noprofile", "-i"],
