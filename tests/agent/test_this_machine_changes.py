@@ -42,6 +42,7 @@ class Changes:
 async def watching(host: Host, every_s: float = 0.02) -> AsyncIterator[Changes]:
     settings = replace(host.settings(), check_machine_every_s=every_s)
     watch = MachineWatch(settings)
+    await watch._check()  # the second reading is over before a test changes files
     changes = Changes(watch)
     async with in_background(watch.run()):
         await asyncio.sleep(0)  # the watch has begun
