@@ -249,9 +249,9 @@ def _headroom(domain: ScopeDomain, available: CpuMask, free: Free) -> Headroom:
 
 
 def _changed(free: Free, vm: Occupant, sign: int) -> Free | None:
-    """Compute the free resources after a VM has come (-1) or gone (1); None for VMs that share CPUs."""
+    """Compute the free resources after a VM has come (-1) or gone (1); None where VMs share CPUs."""
     placement = vm.placement
-    if placement.cpus & ~placement.owned:
+    if free.uses or placement.cpus & ~placement.owned:
         return None
     pages = {
         (node, size): sign * count
@@ -265,7 +265,7 @@ def _changed(free: Free, vm: Occupant, sign: int) -> Free | None:
     return Free(
         free.cpus ^ placement.owned,
         free.pool ^ placement.owned,
-        free.uses,
+        (),
         tuple((node, count + memory.get(node, 0)) for node, count in free.memory),
         tuple((node, size, count + pages.get((node, size), 0)) for node, size, count in free.huge_pages),
         devices,

@@ -178,7 +178,8 @@ def occupied(
 def test_the_free_cpus_of_a_draft_are_those_that_the_ledger_would_leave(data: st.DataObject) -> None:
     topology = data.draw(topologies(most_cpus=16, memory=True))
     running = tuple(data.draw(occupied(topology, ANY_REQUEST, most=3)))
-    draft = Draft.empty([ClusterNode(NodeName("node"), topology, running)])
+    shrinks = data.draw(st.booleans())
+    draft = Draft.empty([ClusterNode(NodeName("node"), topology, running, pools_shrink=shrinks)])
     shapes = shapes_of(data.draw(st.lists(ANY_REQUEST, min_size=1, max_size=6)))
     for vm, shape in enumerate(shapes):
         answer = draft.nodes[0].place(shape)
@@ -190,7 +191,7 @@ def test_the_free_cpus_of_a_draft_are_those_that_the_ledger_would_leave(data: st
             draft.unassign(data.draw(st.sampled_from(sorted(draft.node_of))))
         planned = [claim_of(PodUid(str(number)), draft.planned(number).placement) for number in draft.node_of]
         claims = [*(claim_of(PodUid(f"running {one.id}"), one.placement) for one in running), *planned]
-        assert draft.nodes[0].free == free_of(topology, Ledger(), claims)
+        assert draft.nodes[0].free == free_of(topology, Ledger(), claims, pools_shrink=shrinks)
 
 
 def test_large_vms_that_come_late_find_the_room_that_small_ones_would_have_taken() -> None:
