@@ -19,7 +19,7 @@ _CPU_LIST = frozenset("0123456789-, ")
 
 
 class Level(Enum):
-    """A level of a machine; the values are labels of metrics and keys of documents."""
+    """A level of a machine, the widest first; the values are labels of metrics and keys of documents."""
 
     MACHINE = "machine"
     SOCKET = "socket"
@@ -30,6 +30,11 @@ class Level(Enum):
     def noun(self) -> str:
         """The noun for one part of the level."""
         return {"numa": "NUMA node", "l3": "L3 group"}.get(self.value, self.value)
+
+    @property
+    def depth(self) -> int:
+        """How many levels are wider."""
+        return list(Level).index(self)
 
 
 class Scope(Enum):
@@ -60,10 +65,13 @@ class Scope(Enum):
         """The level with one part that holds all CPUs."""
         return Level.MACHINE if self.evenly else self.level
 
+    @property
+    def over(self) -> Level:
+        """The level with parts that give equal shares; the machine as a whole gives one share."""
+        return self.level if self.evenly else Level.MACHINE
 
-NARROW_FIRST = (
-    Scope.ONE_L3, Scope.ONE_NUMA, Scope.ONE_SOCKET, Scope.SPREAD_NUMA, Scope.SPREAD_SOCKETS, Scope.ANY,
-)  # fmt: skip
+
+NARROW_FIRST = tuple(sorted(Scope, key=lambda scope: (scope.within.depth, scope.level.depth), reverse=True))
 """Scopes, the one that leaves the least choice first."""
 
 

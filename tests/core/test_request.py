@@ -14,6 +14,7 @@ from kvplace.core.cpuset import mask_of
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import (
+    NARROW_FIRST,
     DeviceNuma,
     EmulatorThreads,
     GuestNuma,
@@ -108,3 +109,10 @@ def test_a_scope_that_the_allocator_cannot_spread_is_refused_where_it_is_defined
     assert define(Scope, "spread-numa", Level.NUMA, True).evenly
     with pytest.raises(ValueError, match="spread-l3: the allocator spreads VMs over"):
         define(Scope, "spread-l3", Level.L3, True)
+
+
+def test_every_scope_has_its_place_among_those_that_leave_less_choice_and_more() -> None:
+    assert set(NARROW_FIRST) == set(Scope)
+    assert [scope.value for scope in NARROW_FIRST] == [
+        "one-l3", "one-numa", "one-socket", "spread-numa", "spread-sockets", "any"
+    ]  # fmt: skip

@@ -26,7 +26,7 @@ Every search has a bound in steps (`search_budget`); docs/reference/bounds.md li
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import itemgetter
@@ -37,14 +37,14 @@ from kvplace.core.allocator.device_choices import ANYWHERE
 from kvplace.core.allocator.feasibility import fits, near_set, refuse, refuse_devices
 from kvplace.core.allocator.group_knapsack import GroupKnapsack, fragmentation
 from kvplace.core.allocator.numa_sets import NumaSet, best_numa_sets, giving_cpus, rank_of
-from kvplace.core.allocator.objectives import CoreRank
-from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.allocator.objectives import LEAST_CORES, CoreRank
+from kvplace.core.cpuset import cpus_of, mask_of, union
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.guest_cells import mirrored
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement, Refusal
 from kvplace.core.quantity import bytes_in_pages
-from kvplace.core.request import EmulatorThreads, GuestNuma, Level, NumaMemory, Policy, Request, Smt
+from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, Policy, Request, Smt
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId, NumaIndex
 from kvplace.core.topology import Topology
 
@@ -97,13 +97,13 @@ def _best_cores(available: AvailableUnits) -> ChosenCores | None:
     if len(numa_sets) > 1:
         bounded = sorted(_bounds(knapsack, numa_sets), key=lambda pair: pair[0])
     else:
-        bounded = [(CoreRank(0, 0, 0, 0, 0), numa_set) for numa_set in numa_sets]
+        bounded = [(LEAST_CORES, numa_set) for numa_set in numa_sets]
     best: ChosenCores | None = None
     for number, (bound, numa_set) in enumerate(bounded):
         if best is not None and (
             bound > best.rank
             or knapsack.budget.is_spent
-            or (number >= _MOST_EQUALS and bound[:3] >= best.rank[:3])
+            or (number >= _MOST_EQUALS and bound.extent >= best.rank.extent)
         ):
             break
         choice = knapsack.serve(numa_set)
@@ -160,10 +160,8 @@ def _ranked(available: AvailableUnits, numa_set: NumaSet, choice: CoreChoice) ->
     for taken in choice.taken:
         cpus |= taken.cpus
         owned |= taken.core if available.smt is not Smt.PREFER else taken.cpus
-    cost = fragmentation(available, numa_set.parts, owned)
-    uses = 0 if available.request.owns_cpus else choice.cost
+    rank = choice.rank._replace(fragmentation=fragmentation(available, numa_set.parts, owned))
     nodes = dict.fromkeys([part.node for part in numa_set.parts if part.cpus & cpus])
-    rank = CoreRank(choice.l3_groups, choice.kinds, choice.cores, uses, cost)
     return ChosenCores(rank, cpus, tuple(nodes), tuple(sorted(numa_set.nodes)), choice.taken)
 
 
@@ -195,9 +193,7 @@ def placement_of(available: AvailableUnits, chosen: ChosenCores) -> Placement:
     )
     cores = [taken for _, taken in placed]
     units = [cpu for taken in cores for cpu in cpus_of(taken.cpus)]
-    named = NO_CPUS
-    for taken in cores:
-        named |= taken.cpus
+    named = union(taken.cpus for taken in cores)
     vcpus: tuple[CpuId, ...]
     if request.options.policy is Policy.NUMA:
         vcpus, emulator_own = (), named
@@ -239,15 +235,9 @@ def _place_in_machine(available: AvailableUnits, taken: CoreShare) -> tuple[int,
 
     Partly taken cores come last in their node, so that they shift no pair of siblings.
     """
-    layout = available.layout
     first = CpuId((taken.core & -taken.core).bit_length() - 1)
-    return (
-        layout.socket_of[first],
-        layout.node_of[first],
-        -taken.cpus.bit_count(),
-        layout.l3_of[first],
-        first,
-    )
+    socket, node, l3 = available.layout.place_of[first]
+    return (socket, node, -taken.cpus.bit_count(), l3, first)
 
 
 def _emulators_unit(available: AvailableUnits, cores: Sequence[CoreShare]) -> CpuId:
@@ -256,22 +246,17 @@ def _emulators_unit(available: AvailableUnits, cores: Sequence[CoreShare]) -> Cp
     Where the VM is spread evenly it comes from a part with the larger share, so that the vCPUs are spread
     evenly too.
     """
-    layout = available.layout
-    scope = available.request.options.scope
-    where: Mapping[CpuId, int] | None = None
-    if scope.evenly:
-        where = layout.socket_of if scope.level is Level.SOCKET else layout.node_of
-    shares: dict[int, int] = {}
-    if where is not None:
-        for taken in cores:
-            for cpu in cpus_of(taken.cpus):
-                shares[where[cpu]] = shares.get(where[cpu], 0) + 1
-    largest = max(shares.values(), default=0)
-    _, _, cpu = min(
+    named = union(taken.cpus for taken in cores)
+    shares = [
+        named & domain.cpus for domain in available.layout.domains[available.request.options.scope.over]
+    ]
+    largest = max([share.bit_count() for share in shares])
+    in_largest = union(share for share in shares if share.bit_count() == largest)
+    last_of_each = [
         (taken.cpus.bit_count(), -place, CpuId(taken.cpus.bit_length() - 1))
         for place, taken in enumerate(cores)
-        if where is None or shares[where[CpuId(taken.cpus.bit_length() - 1)]] == largest
-    )
+    ]
+    _, _, cpu = min(last for last in last_of_each if in_largest >> last[2] & 1)
     return cpu
 
 

@@ -7,12 +7,12 @@ fewest other VMs use.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, islice
 from math import comb
 
 from kvplace.core.allocator.layout import L3Part
-from kvplace.core.allocator.objectives import fragmentation_cost
+from kvplace.core.allocator.objectives import LEAST_CORES, CoreRank, fragmentation_cost
 from kvplace.core.allocator.set_cover import L3Sets, fewest, least_cores, threads_beyond
 from kvplace.core.cpuset import cpus_of, lowest, mask_of
 from kvplace.core.scalars import CpuId, CpuMask
@@ -20,9 +20,6 @@ from kvplace.core.search_budget import SearchBudget
 
 _MOST_TIES = 16
 """Sets of L3 groups of equal rank that are compared by cost."""
-
-Rank = tuple[int, int, int, int]
-"""L3 groups, kinds of cores, cores, cost: smaller is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +36,20 @@ class CoreShare:
 class CoreChoice:
     """Cores that serve a need."""
 
-    l3_groups: int
-    cores: int
-    cost: int
-    """The fragmentation cost in L3 groups; for a sharing VM how often other VMs use its CPUs."""
+    rank: CoreRank
+    """Its fragmentation is the cost in L3 groups alone."""
     taken: tuple[CoreShare, ...]
-    kinds: int = 1
-    """Kinds of cores; where the scope spreads, summed over the shares."""
 
-    @property
-    def rank(self) -> Rank:
-        """Smaller is better."""
-        return (self.l3_groups, self.kinds, self.cores, self.cost)
+    def on_l3_groups(self, count: int) -> CoreChoice:
+        """The choice when its L3 groups are counted otherwise."""
+        return CoreChoice(self.rank._replace(l3_groups=count), self.taken)
+
+    def of_kinds(self, count: int) -> CoreChoice:
+        """The choice when its kinds of cores are counted otherwise."""
+        return CoreChoice(self.rank._replace(kinds=count), self.taken)
+
+
+NO_CORES = CoreChoice(LEAST_CORES, ())
 
 
 class CoreSearch:
@@ -83,15 +82,15 @@ class CoreSearch:
                 choose([one.only(kinds) for one in l3_parts])
                 for kinds in combinations(sorted({*kind_of.values()}), count)
             ]
-            as_few = [other for other in choices if other and other.l3_groups == found.l3_groups]
+            as_few = [other for other in choices if other and other.rank.l3_groups == found.rank.l3_groups]
             if as_few:
-                return replace(min(as_few, key=lambda choice: choice.rank), kinds=count)
-        return replace(found, kinds=used)
+                return min(as_few, key=lambda choice: choice.rank).of_kinds(count)
+        return found.of_kinds(used)
 
     def of_any_kind(self, l3_parts: Sequence[L3Part], need: int) -> CoreChoice | None:
         """Serve a need from cores of any kinds; None when the L3 parts hold too little."""
         if not need:
-            return CoreChoice(0, 0, 0, (), 0)
+            return NO_CORES
         self._budget.spend(10 + 2 * len(l3_parts))
         full = [one for one in l3_parts if one.units]
         if sum([one.units for one in full]) < need:
@@ -128,11 +127,12 @@ class CoreSearch:
         if self._uses:
             cores.sort(key=lambda core: self._least_used(*core)[0])
         taken = tuple(self._pick(cores, need))
+        uses = cost = 0
         if self._uses:
-            cost = sum([self._uses.get(cpu, 0) for share in taken for cpu in cpus_of(share.cpus)])
+            uses = sum([self._uses.get(cpu, 0) for share in taken for cpu in cpus_of(share.cpus)])
         else:
             cost = _cost_of(ordered, need)
-        return CoreChoice(len(l3_parts), len(taken), cost, taken)
+        return CoreChoice(CoreRank(len(l3_parts), 1, len(taken), uses, cost), taken)
 
     def _pick(self, cores: Sequence[tuple[CpuMask, int]], need: int) -> Iterator[CoreShare]:
         """Cover a need with the fewest cores, the last one as tight as possible; they must suffice."""

@@ -8,14 +8,14 @@ solved by dynamic programming.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 from itertools import product
+from operator import sub
 
 from kvplace.core.allocator.available_units import AvailableUnits
-from kvplace.core.allocator.core_choice import CoreChoice, CoreSearch, CoreShare, lower_bound
+from kvplace.core.allocator.core_choice import NO_CORES, CoreChoice, CoreSearch, CoreShare, lower_bound
 from kvplace.core.allocator.layout import L3Part, NodePart, Segment
 from kvplace.core.allocator.numa_sets import NumaSet, most_shares_of, spread_groups
-from kvplace.core.allocator.objectives import CoreRank, fragmentation_cost
+from kvplace.core.allocator.objectives import LEAST_CORES, CoreRank, fragmentation_cost, summed
 from kvplace.core.cpuset import union
 from kvplace.core.free_resources import crowd
 from kvplace.core.request import Policy
@@ -24,12 +24,11 @@ from kvplace.core.search_budget import SearchBudget
 
 _CORE_STEPS = 60_000
 """Steps of the bounds of NUMA sets and of all searches for cores, of one question."""
-_NEVER = 1 << 20
+_NO_SHARE = LEAST_CORES._replace(l3_groups=1 << 20)
 """More L3 groups than there are, for a share that cannot be served."""
 
 _Ways = dict[tuple[int, int], CoreChoice]
 """The best choice for each number of groups and number of larger shares."""
-_NOTHING = CoreChoice(0, 0, 0, (), 0)
 
 
 class GroupKnapsack:
@@ -99,9 +98,9 @@ class GroupKnapsack:
         classes: dict[int, list[Sequence[Segment]]] = {}
         for number, segments in enumerate(groups):
             classes.setdefault(segments[0].l3 if as_one else number, []).append(segments)
-        ways: _Ways = {(0, 0): _NOTHING}
+        ways: _Ways = {(0, 0): NO_CORES}
         for members in classes.values():
-            inside: _Ways = {(0, 0): _NOTHING}
+            inside: _Ways = {(0, 0): NO_CORES}
             for segments in members:
                 self.budget.spend(2 * len(inside) * len(ways))
                 if self.budget.is_spent:
@@ -113,12 +112,11 @@ class GroupKnapsack:
                 }
                 options = {way: share for way, share in shares.items() if share is not None}
                 if not any(segments is other for other in must):
-                    options[0, 0] = _NOTHING
+                    options[0, 0] = NO_CORES
                 inside = _combined(inside, options, (count, over))
             if as_one:
                 inside = {
-                    way: replace(choice, l3_groups=1) if choice.taken else choice
-                    for way, choice in inside.items()
+                    way: choice.on_l3_groups(1) if choice.taken else choice for way, choice in inside.items()
                 }
             ways = _combined(ways, inside, (count, over))
         return ways.get((count, over))
@@ -168,13 +166,14 @@ class GroupKnapsack:
             if found is None:
                 return None
             cpus = union(share.cpus for share in found.taken)
-            return replace(found, l3_groups=len({l3 for here, l3 in l3_of.items() if here & cpus}), kinds=1)
+            l3_groups = len({l3 for here, l3 in l3_of.items() if here & cpus})
+            return found.on_l3_groups(l3_groups).of_kinds(1)
 
         return self._search.of_fewest_kinds([one for group in by_group for one in group], choose)
 
     def _one_of_each(self, groups: Sequence[Sequence[L3Part]], need: int) -> CoreChoice | None:
         """Choose cores from all groups, from each but the last at least one unit, by dynamic programming."""
-        ways = {0: _NOTHING}
+        ways = {0: NO_CORES}
         for number, l3_parts in enumerate(groups):
             least = int(number < len(groups) - 1)
             most = min(need, sum([one.units for one in l3_parts]))
@@ -201,16 +200,15 @@ class GroupKnapsack:
             if share is not None:
                 shares[index] = share
             if more is not None:
-                before = share.rank if share is not None else (_NEVER, 0, 0, 0)
-                costs = tuple(b - a for a, b in zip(before, more.rank, strict=True))
-                larger.append((costs, index, more))
+                before = share.rank if share is not None else _NO_SHARE
+                larger.append((tuple(map(sub, more.rank, before)), index, more))
         costly = sorted(larger, key=lambda entry: entry[:2])
         shares |= {index: more for _, index, more in costly[:over]}
         if len(larger) < over or len(shares) < len(groups):
             return None
         served = _together([shares[index] for index in range(len(groups))])
         if as_one:
-            return replace(served, l3_groups=len({segments[0].l3 for segments in groups}))
+            return served.on_l3_groups(len({segments[0].l3 for segments in groups}))
         return served
 
     # Pools.
@@ -219,7 +217,7 @@ class GroupKnapsack:
         """Policy `numa`: all CPUs of the shared pool there, the less crowded the better."""
         l3_parts = self._l3_parts(numa_set, list(numa_set.segments))
         taken = [CoreShare(core, core) for one in l3_parts for core, _ in one.cores]
-        return CoreChoice(0, 0, self._crowd(numa_set), tuple(taken), 0)
+        return CoreChoice(LEAST_CORES._replace(uses=self._crowd(numa_set)), tuple(taken))
 
     def _crowd(self, numa_set: NumaSet) -> int:
         available = self._available
@@ -240,7 +238,7 @@ class GroupKnapsack:
                         pool |= available.free.pool & segment.cpus
                     self._pools[part.cpus] = fragmentation(available, (part,), pool)
                 lost += self._pools[part.cpus]
-            return CoreRank(0, 0, 0, self._crowd(numa_set), lost)
+            return LEAST_CORES._replace(uses=self._crowd(numa_set), fragmentation=lost)
         shares = most_shares_of(available, numa_set) if available.spreads else 1
         if available.spreads and not numa_set.domain.shares_l3:
             l3_groups, cores = self._bound_of_shares(numa_set, shares)
@@ -326,11 +324,7 @@ def _combined(ways: _Ways, others: _Ways, most: tuple[int, int]) -> _Ways:
 
 def _together(shares: Sequence[CoreChoice]) -> CoreChoice:
     return CoreChoice(
-        sum([share.l3_groups for share in shares]),
-        sum([share.cores for share in shares]),
-        sum([share.cost for share in shares]),
-        tuple([taken for share in shares for taken in share.taken]),
-        sum([share.kinds for share in shares]),
+        summed([share.rank for share in shares]), tuple([taken for share in shares for taken in share.taken])
     )
 
 

@@ -52,6 +52,18 @@ class Segment:
     kinds: Mapping[CpuMask, int]
     """The kind of each part of a core; empty on a machine with cores of one kind."""
 
+    def part_of(self, level: Level) -> int:
+        """The number of the part of a level that holds the segment."""
+        match level:
+            case Level.NUMA:
+                return self.node
+            case Level.SOCKET:
+                return self.socket
+            case Level.L3:
+                return self.l3
+            case Level.MACHINE:
+                return 0
+
 
 @dataclass(frozen=True, slots=True)
 class NodePart:
@@ -180,19 +192,14 @@ class Layout:
         )
 
     @cached_property
-    def node_of(self) -> Mapping[CpuId, NumaIndex]:
-        """The index of the NUMA node of each CPU."""
-        return {cpu: segment.node for segment in self._segments for cpu in cpus_of(segment.cpus)}
-
-    @cached_property
-    def l3_of(self) -> Mapping[CpuId, int]:
-        """The index of the L3 group of each CPU."""
-        return place_of_each(self.topology.l3_groups)
-
-    @cached_property
-    def socket_of(self) -> Mapping[CpuId, int]:
-        """The index of the socket of each CPU."""
-        return {cpu: segment.socket for segment in self._segments for cpu in cpus_of(segment.cpus)}
+    def place_of(self) -> Mapping[CpuId, tuple[int, NumaIndex, int]]:
+        """The indexes of the socket, the NUMA node and the L3 group of each CPU."""
+        l3_of = place_of_each(self.topology.l3_groups)
+        return {
+            cpu: (segment.socket, segment.node, l3_of[cpu])
+            for segment in self._segments
+            for cpu in cpus_of(segment.cpus)
+        }
 
     def _domain(self, name: str, cpus: CpuMask) -> ScopeDomain:
         by_part: dict[tuple[NumaIndex, int], list[Segment]] = {}
@@ -228,29 +235,27 @@ def _socket_name(topology: Topology, number: int) -> str:
 
 def _segments_of(topology: Topology) -> Iterator[Segment]:
     """Yield the segments by NUMA node, socket and L3 group, with their cores in the machine's order."""
-    levels = [
-        place_of_each(level)
-        for level in (
-            [node.cpus for node in topology.numa_nodes],
-            [socket.cpus for socket in topology.sockets],
-            topology.l3_groups,
-        )
-    ]
-    pieces: dict[tuple[int, ...], dict[CpuMask, CpuMask]] = {}
+    node_of = place_of_each([node.cpus for node in topology.numa_nodes])
+    socket_of = place_of_each([socket.cpus for socket in topology.sockets])
+    l3_of = place_of_each(topology.l3_groups)
+    pieces: dict[tuple[int, int, int], dict[CpuMask, CpuMask]] = {}
     for core in topology.cores:
         for cpu in cpus_of(core):
-            inside = pieces.setdefault(tuple([place_of[cpu] for place_of in levels]), {})
+            inside = pieces.setdefault((node_of[cpu], socket_of[cpu], l3_of[cpu]), {})
             inside[core] = inside.get(core, NO_CPUS) | 1 << cpu
     undivided = set(topology.undivided_cores)
     mixed = len(set(topology.kind_of_core.values())) > 1
-    l3_is_cut = any(_cross({(place[level], place[2]) for place in pieces}) for level in (0, 1))
-    segments_of_l3 = Counter([l3 for _, _, l3 in pieces])
-    for number, ((node, socket, l3), by_core) in enumerate(sorted(pieces.items())):
+    found = sorted(pieces.items())
+    if _cross({(node, l3) for node, _, l3 in pieces}) or _cross({(socket, l3) for _, socket, l3 in pieces}):
+        found = [
+            ((node, socket, number), by_core) for number, ((node, socket, _), by_core) in enumerate(found)
+        ]
+    segments_of_l3 = Counter([l3 for (_, _, l3), _ in found])
+    for (node, socket, l3), by_core in found:
         cores = tuple(by_core.values())
         whole_cores = tuple([core for core in cores if core in undivided])
         kinds = {part: topology.kind_of_core[core] for core, part in by_core.items()} if mixed else {}
-        shared_l3 = l3 if segments_of_l3[l3] > 1 and not l3_is_cut else -1
-        l3 = number if l3_is_cut else l3
+        shared_l3 = l3 if segments_of_l3[l3] > 1 else -1
         yield Segment(NumaIndex(node), socket, l3, shared_l3, union(cores), cores, whole_cores, kinds)
 
 

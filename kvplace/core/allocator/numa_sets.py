@@ -170,11 +170,10 @@ def serves(available: AvailableUnits, numa_set: NumaSet) -> bool:
 
 def spread_groups(available: AvailableUnits, numa_set: NumaSet) -> list[list[Segment]]:
     """Group the segments of a NUMA set by the level that the scope spreads over; else one group."""
-    scope = available.request.options.scope
+    level = available.request.options.scope.over
     groups: dict[int, list[Segment]] = {}
     for segment in numa_set.segments:
-        place = (segment.node if scope.level is Level.NUMA else segment.socket) if scope.evenly else 0
-        groups.setdefault(place, []).append(segment)
+        groups.setdefault(segment.part_of(level), []).append(segment)
     return list(groups.values())
 
 
@@ -226,7 +225,7 @@ def _nearest(
 ) -> _BestSets | None:
     """Search sets of some sizes, the smallest first: parts, sockets, NUMA nodes."""
     for count, sockets, nodes in sizes:
-        if available.budget.is_spent or (best is not None and (sockets, nodes) > best.rank[:2]):
+        if available.budget.is_spent or (best is not None and (sockets, nodes) > best.rank.size):
             break
         best = _nearest_of_size(available, domain, sets, count, (sockets, nodes), best)
     return best
@@ -269,14 +268,19 @@ def _nearest_of_size(
         and not domain.divides_nodes
         and 1 < count <= available.need
     ):
-        if scope.level is Level.NUMA or sockets == count:
+        groups = {Level.SOCKET: sockets, Level.NUMA: nodes}[scope.level]
+        if groups == count:
             share, larger = divmod(available.need, count)
-        elif sockets > 1:
-            socket_share = available.need // sockets
+        elif groups > 1:
+            socket_share = available.need // groups
 
     for far, beside in available.device_choices:
-        if best is not None and best.rank[:3] < (*size, far):
-            break
+        within = None
+        if best is not None:
+            before = (best.rank.size, best.rank.far_devices)
+            if before < (size, far):
+                break
+            within = best.rank.distances if before == (size, far) else None
 
         def numa_sets_of(
             members: tuple[NodePart, ...], beside: tuple[frozenset[NumaIndex], ...] = beside
@@ -293,7 +297,7 @@ def _nearest_of_size(
             numa_sets_of,
             nodes=nodes,
             beside=beside,
-            within=best.rank[3:] if best is not None and best.rank[:3] == (*size, far) else None,
+            within=within,
             share=share,
             larger=larger,
             socket_share=socket_share,

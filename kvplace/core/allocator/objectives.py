@@ -7,7 +7,7 @@ as in best fit. It is higher still where a place for a large VM is lost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
@@ -22,6 +22,16 @@ class NodeRank(NamedTuple):
     summed_distance: int
     """Of all pairs of its NUMA nodes."""
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """The objectives before the devices."""
+        return self.sockets, self.numa_nodes
+
+    @property
+    def distances(self) -> tuple[int, int]:
+        """The objectives after the devices."""
+        return self.largest_distance, self.summed_distance
+
 
 class CoreRank(NamedTuple):
     """The objectives that the cores decide in NUMA nodes of equal rank; smaller is better."""
@@ -33,7 +43,21 @@ class CoreRank(NamedTuple):
     uses: int
     """How often other VMs use the CPUs that a sharing VM names."""
     fragmentation: int
-    """Fragmentation, the cost for later VMs; the only objective that a simple rule decides."""
+    """The cost for later VMs; the only objective that a simple rule decides."""
+
+    @property
+    def extent(self) -> tuple[int, int, int]:
+        """The objectives that count what the VM takes; those after them compare equal extents."""
+        return self.l3_groups, self.kinds, self.cores
+
+
+LEAST_CORES = CoreRank(0, 0, 0, 0, 0)
+"""The rank of no cores, and a bound for every choice."""
+
+
+def summed(ranks: Iterable[CoreRank]) -> CoreRank:
+    """Add up the ranks of choices that serve a VM together."""
+    return CoreRank._make(map(sum, zip(*ranks, strict=True)))
 
 
 SIZES = (2, 4, 8, 16, 32, 64)
