@@ -19,7 +19,7 @@ from kvplace.admission.vmi import admit_vmi
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.well_known_names import ASKING, RESULTS
 from tests.admission.reviewed_objects import ASKS, OUR_ENTRY, SETTINGS, Json, unchanged_but_for, vmi
-from tests.core.option_values import VALUES, annotations_with
+from tests.core.option_values import VALUES, OptionValue
 from tests.kubevirt_documents import DOMAINS
 
 HOOKS = "hooks.kubevirt.io/hookSidecars"
@@ -272,11 +272,11 @@ def test_a_mirroring_guest_that_may_grow_is_warned_about() -> None:
         )
 
 
-@pytest.mark.parametrize(("key", "value"), [entry[:2] for entry in VALUES], ids=lambda part: part[:60])
-def test_every_value_of_every_key_is_served(key: str, value: str) -> None:
+@pytest.mark.parametrize("row", VALUES, ids=str)
+def test_every_value_of_every_key_is_served(row: OptionValue) -> None:
     devices = {"gpus": [{"name": "gpu", "deviceName": "nvidia.com/gpu"}]}
-    after, warnings = admit(vmi(annotations_with(key, value), devices=devices))
-    assert (HOOKS in after["metadata"]["annotations"]) == (value != "none")
+    after, warnings = admit(vmi(row.annotations, devices=devices))
+    assert (HOOKS in after["metadata"]["annotations"]) == (row.threads is not None)
     assert warnings == ()
 
 

@@ -34,12 +34,12 @@ from kvplace.core.request import (
 )
 from kvplace.core.well_known_names import ASKING, MODIFIERS, OPTING_IN, RESULTS
 from tests.core.invalid_input import answer_or_sentence
-from tests.core.option_values import VALUES, annotations_with
+from tests.core.option_values import VALUES, OptionValue
 
 
-@pytest.mark.parametrize(("key", "value", "says"), VALUES, ids=lambda part: str(part)[:60])
-def test_every_value_of_every_key_is_understood(key: str, value: str, says: Mapping[str, object]) -> None:
-    assert read_options(annotations_with(key, value)) == PinningOptions(**says)  # type: ignore[arg-type]
+@pytest.mark.parametrize("row", VALUES, ids=str)
+def test_every_value_of_every_key_is_understood(row: OptionValue) -> None:
+    assert read_options(row.annotations) == PinningOptions(**row.sets)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("key", MODIFIERS)

@@ -42,9 +42,9 @@ def first_cells(text: str) -> set[str]:
 
 
 WORDS = {
-    key: field
-    for key, _, options in VALUES
-    for field in options
-    if key != keys.KVPLACE_CPU_SET and "crane.io" not in key
+    row.key: field
+    for row in VALUES
+    for field in row.sets
+    if row.key != keys.KVPLACE_CPU_SET and "crane.io" not in row.key
 }
 """The field of `PinningOptions` that each annotation with words sets."""

@@ -1,7 +1,7 @@
 """Every value of an annotation on the whole way: VM, admission, scheduler, ledger, pod, hook, domain XML.
 
-One machine of eight NUMA nodes takes VMs with requests of every kind; each comes through KubeVirt's own
-converter and hooks client.
+One machine of eight NUMA nodes takes VMs with requests of every kind, and another one a VM for each other
+value of `tests/core/option_values.py`. Each comes through KubeVirt's own converter and hooks client.
 """
 
 from __future__ import annotations
@@ -31,14 +31,18 @@ from harness.kvplace_cluster.machines import GIB, node_shape, write_machine
 from harness.kvplace_cluster.vms import VMS, vm_manifest
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import CpuId, CpuMask
-from kvplace.core.well_known_names import CPU_MAP, PLACEMENT
+from kvplace.core.well_known_names import CPU_MAP, PLACEMENT, REQUEST
 from kvplace.machines.server_types import read_machine
+from tests.core.option_values import PINNED_VALUES, VALUES
 
 NODE = "words"
 MACHINE = read_machine("2x-epyc-7763-nps4")
 """8 NUMA nodes of 16 cores with 2 threads each, one core reserved for the host; 48 huge pages of 1 GiB."""
 NARROW = "words-narrow"
+SINGLE = "words-single"
+"""A third such machine, for VMs with one value each."""
 GIVEN_OUT = {"socket0": "1-2,129-130,17-18,145-146", "socket1": "65-68,193-196"}
 """Another such machine; the operator gives out eight CPUs of each socket."""
 
@@ -107,6 +111,21 @@ VMS_ASKED = {
     "floats": asked("cpu-set=one-l3 on-failure=float", 20),
 }
 
+WRITTEN = {f"{key}={text}" for vm in VMS_ASKED.values() for key, text in vm.annotations.items()}
+ONE_VALUE = {
+    f"value-{number}": Asked(
+        {**row.annotations, **threads.beside},
+        {"cores": len(threads.vcpus.split())},
+        {"guest": "64Mi"},
+        {},
+        SINGLE,
+    )
+    for number, (row, threads) in enumerate(PINNED_VALUES)
+    if str(row) not in WRITTEN
+}
+"""VMs for the values that no VM above has."""
+VMS_ASKED |= ONE_VALUE
+
 FIRST = ("mirror", "pool")
 """Started before the others: on node 0, to which memory can really be bound anywhere, and on a free node."""
 
@@ -159,9 +178,12 @@ def served(
         narrow = replace(node_shape(NARROW, MACHINE), annotations={CPU_MAP: json.dumps(given_out)})
         with (
             nodes_in_background(
-                cluster, [node_shape(NODE, MACHINE), narrow], runner=runner, folder=kubelet
+                cluster,
+                [node_shape(NODE, MACHINE), narrow, node_shape(SINGLE, MACHINE)],
+                runner=runner,
+                folder=kubelet,
             ) as nodes,
-            described_nodes(kvplace, {NODE: MACHINE, NARROW: MACHINE}),
+            described_nodes(kvplace, {NODE: MACHINE, NARROW: MACHINE, SINGLE: MACHINE}),
         ):
             pods = {name: _bound(cluster, virt, namespace, name, VMS_ASKED[name]) for name in FIRST}
             with ThreadPoolExecutor(4) as pool:
@@ -202,6 +224,10 @@ def _bound(cluster: ControlPlane, virt: KubeVirt, namespace: str, name: str, vm:
 def test_pod_ledger_and_domain_state_the_same_of_a_vm(name: str, served: dict[str, Served]) -> None:
     vm, placement = served[name], served[name].placement
     annotations = vm.pod["metadata"]["annotations"]
+    options = read_pod_request(annotations[REQUEST]).request.options
+    for row in VALUES:
+        if VMS_ASKED[name].annotations.get(row.key) == row.value:
+            assert {option: getattr(options, option) for option in row.sets} == row.sets
     named = placement.vcpus or tuple(cpus_of(placement.cpus))
     by_socket: dict[str, list[str]] = {}
     for cpu in named:

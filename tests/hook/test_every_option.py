@@ -14,13 +14,16 @@ from typing import Any
 import pytest
 from lxml import etree
 
+from harness.libvirt_session.documents import minimal_domain
 from kvplace.admission.pod import NewPod, admit_pod
 from kvplace.admission.vmi import admit_vmi
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.errors import Misconfigured
 from kvplace.core.placement import Placement, PodPlacement
-from kvplace.core.request import DeviceNuma, NumaMemory
+from kvplace.core.request import NumaMemory, PinningOptions
+from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import Bytes, NodeName
+from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import CPU_MAP, PLACEMENT, REQUEST
 from kvplace.hook.define_domain import define_domain
 from kvplace.hook.process import PodEnvironment
@@ -28,6 +31,7 @@ from kvplace.simulate.demo_vms import launcher_pod
 from tests.admission.reviewed_objects import SETTINGS
 from tests.controller.replicas import replica
 from tests.core.machines import make_numa_node, make_package, make_topology
+from tests.core.option_values import PINNED_IDS, PINNED_VALUES, OptionValue, Threads
 from tests.domainxml.documents import bindings, cells, pins, topology
 from tests.hook.machine import NODE, PodFolder, forbidden, logged, works
 from tests.kube.faulty_cluster import FaultyCluster
@@ -62,6 +66,8 @@ class Served:
     bound: PodPlacement
     cpu_map: Mapping[str, list[str]]
     xml: bytes
+    options: PinningOptions
+    """As the pod states them."""
 
     @property
     def placement(self) -> Placement:
@@ -84,27 +90,29 @@ def as_kubevirt_made_it(name: str, annotations: Mapping[str, str]) -> tuple[dict
     return vmi, (folder / f"{name}.domain.xml").read_bytes()
 
 
+def given_out(free: str) -> str:
+    """Write the annotation of the node that gives out these CPUs."""
+    cpus = parse_cpu_list(free)
+    allowed = {f"socket{s}": [str(cpu) for cpu in cpus_of(cpus & c)] for s, c in ((0, FIRST), (1, SECOND))}
+    return json.dumps({key: ids for key, ids in allowed.items() if ids})
+
+
 @pytest.fixture
-def serve(env: PodEnvironment, pod: PodFolder) -> Any:
+def lead(env: PodEnvironment, pod: PodFolder) -> Any:
+    """Lead a VM from its creation to its domain, on a node with this machine."""
+
     async def on_its_way(
-        name: str, annotations: Mapping[str, str], *, free: str = "1-15,33-47,17-31,49-63", trial: Any = works
+        raw: dict[str, Any], domain: bytes, machine: Topology, *, cpu_map: str = "", trial: Any = works
     ) -> Served:
-        raw, domain = as_kubevirt_made_it(name, annotations)
         vmi = dict(admit_vmi(raw, namespace="default", settings=SETTINGS).object)
         made = launcher_pod(vmi)
         author = SETTINGS.kubevirt_controller
         assert NewPod.read(made, settings=SETTINGS, author=author).needed_vmi is None
         admitted = admit_pod(made, namespace="default", settings=SETTINGS, author=author).object
         cluster = FaultyCluster()
-        cpus = parse_cpu_list(free)
-        allowed = {
-            f"socket{s}": [str(cpu) for cpu in cpus_of(cpus & c)] for s, c in ((0, FIRST), (1, SECOND))
-        }
-        cluster.create_node(
-            NODE, topology=MACHINE, cpu_map=json.dumps({key: ids for key, ids in allowed.items() if ids})
-        )
+        cluster.create_node(NODE, topology=machine, cpu_map=cpu_map)
         stored = cluster.create_pod(
-            "launcher", request=admitted["metadata"]["annotations"][REQUEST], vmi=name
+            "launcher", request=admitted["metadata"]["annotations"][REQUEST], vmi=raw["metadata"]["name"]
         )
         async with replica(cluster, controller=False) as one:
             answer = await one.filter(stored)
@@ -120,9 +128,45 @@ def serve(env: PodEnvironment, pod: PodFolder) -> Any:
         pod.write("request", admitted["metadata"]["annotations"][REQUEST])
         once = define_domain(domain, json.dumps(vmi).encode(), env, trial)
         assert define_domain(once, b"{}", env, trial) == once
-        return Served(PodPlacement.from_json(written[PLACEMENT]), json.loads(written[CPU_MAP]), once)
+        options = read_pod_request(admitted["metadata"]["annotations"][REQUEST]).request.options
+        return Served(PodPlacement.from_json(written[PLACEMENT]), json.loads(written[CPU_MAP]), once, options)
 
     return on_its_way
+
+
+@pytest.fixture
+def serve(lead: Any) -> Any:
+    """Lead a VM of KubeVirt's documents to its domain, on the machine of two sockets."""
+
+    async def serve(
+        name: str, annotations: Mapping[str, str], *, free: str = "1-15,33-47,17-31,49-63", trial: Any = works
+    ) -> Served:
+        raw, domain = as_kubevirt_made_it(name, annotations)
+        served: Served = await lead(raw, domain, MACHINE, cpu_map=given_out(free), trial=trial)
+        return served
+
+    return serve
+
+
+@pytest.mark.parametrize(("row", "threads"), PINNED_VALUES, ids=PINNED_IDS)
+async def test_threads_are_pinned_and_memory_is_bound_where_the_value_states(
+    row: OptionValue, threads: Threads, lead: Any
+) -> None:
+    """On a machine of CPU 0, called a, and CPU 1, called b."""
+    names = {"a": "0", "b": "1", "ab": "0-1"}
+    wanted = [names[text] for text in threads.vcpus.split()]
+    raw, _ = as_kubevirt_made_it(FOUR, {**row.annotations, **threads.beside})
+    raw["spec"]["domain"] |= {"cpu": {"cores": len(wanted)}, "memory": {"guest": "64Mi"}}
+    document = minimal_domain("value", vcpus=len(wanted), inside="<iothreads>1</iothreads>")
+    served = await lead(raw, document.encode(), threads.on(1, 2))
+    emulator = names[threads.emulator]
+    vcpus = {f"vcpu {vcpu}": cpus for vcpu, cpus in enumerate(wanted)}
+    assert pins(served.xml) == {**vcpus, "emulator": emulator, "io 1": emulator}
+    options = served.options
+    assert {option: getattr(options, option) for option in row.sets} == row.sets
+    assert served.bound.device_numa is options.device_numa
+    bound = {"is": "memory", "mode": options.numa_memory.value, "nodeset": "0"}
+    assert bindings(served.xml)[:1] == ([] if options.numa_memory is NumaMemory.OFF else [bound])
 
 
 def nodes_of(placement: Placement) -> list[int]:
@@ -202,19 +246,6 @@ async def test_qemus_own_threads_run_where_emulator_threads_states(
 ) -> None:
     options = {"kvplace.io/cpu-policy": policy, "kvplace.io/emulator-threads": word}
     assert (await serve(FOUR, options)).emulator == emulator
-
-
-@pytest.mark.parametrize("mode", NumaMemory)
-async def test_memory_is_bound_in_every_mode(serve: Any, mode: NumaMemory) -> None:
-    served = await serve(FOUR, {"cpu-set": "one-socket", "kvplace.io/numa-memory": mode.value})
-    bound = [{"is": "memory", "mode": mode.value, "nodeset": "0"}]
-    assert bindings(served.xml) == ([] if mode is NumaMemory.OFF else bound)
-
-
-@pytest.mark.parametrize("mode", DeviceNuma)
-async def test_the_mode_for_remote_devices_reaches_the_hook(serve: Any, mode: DeviceNuma) -> None:
-    served = await serve(FOUR, {"cpu-set": "one-numa", "kvplace.io/device-numa": mode.value})
-    assert served.bound.device_numa is mode
 
 
 SPREAD_MIRROR = {
