@@ -136,14 +136,11 @@ class StandingBound:
         return standing(
             self._strategy,
             locality,
-            0,
             effective(self._strategy, self._contention(counts.free), names_cpus=not self._pools),
             balance,
             not self._pages and counts.has_pages,
-            1,
             free_beside,
             counts.left,
-            0,
         )
 
     def _taken(self, counts: NodeCounts, locality: Locality) -> tuple[int, int]:

@@ -1,15 +1,9 @@
 """The choice of a node for a VM, and the grouped refusals of the other nodes.
 
 Every replica and every offline command ranks nodes by the same key, so that equal states give equal nodes.
-The parts of the key, in this order, the smaller the better:
-
-1. locality: sockets, NUMA nodes, the distance between them
-2. contention: how much other VMs use the CPUs that it would share
-3. balance: how much farther the free shares of CPUs and memory move apart, since CPUs without memory are
-   stranded, and memory without CPUs as well
-4. huge pages that are free on the node although the VM wants none
-5. L3 groups, then by strategy the fullness of the NUMA nodes and of the node, and fragmentation
-6. the name
+The key is a `Standing`, then the name. Locality comes first, then what other VMs lose: the use of shared
+CPUs, the balance of CPUs and memory (either is stranded without the other), huge pages that the VM does not
+want, and by strategy the fullness of the NUMA nodes and of the node, and fragmentation.
 
 docs/benchmarks.md measures the gain of each part.
 
@@ -24,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Annotated, NamedTuple, Protocol, TypeVar, get_type_hints
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.allocator.device_choices import far_devices
@@ -40,9 +34,6 @@ from kvplace.core.topology import Topology
 
 MAX_SCORE = 10
 """Highest score an extender may give (MaxExtenderPriority in k8s.io/kube-scheduler)."""
-
-Standing = tuple[int, ...]
-"""The parts of the key that do not name the node."""
 
 _STEPS = 32
 """A difference between shares is rounded to so many steps."""
@@ -62,74 +53,78 @@ class Strategy(Enum):
     """Keep the free shares of CPUs and memory of each node even, rather than fill nodes."""
 
 
-_LOCALITY = (
-    "on fewer sockets",
-    "on fewer NUMA nodes",
-    "beside more of its devices",
-    "on NUMA nodes closer to each other",
-)
-_CONTENTION = "its shared CPUs are used less"
-_PAGES = "its huge pages are left for VMs that need them"
-_EVEN = "CPUs and memory are used more evenly"
-_L3 = "on fewer L3 groups"
-_FRAGMENTATION = "less fragmentation"
-_FULLER_NUMA_NODES = "its NUMA nodes are fuller"
-_FULLER = "the node is fuller"
-_EMPTIER = "the node is emptier"
+class Standing(NamedTuple):
+    """The objectives that compare nodes, the smaller the better, each with why it makes a node better.
+
+    Each decides only where all before it are equal. 0 where a strategy leaves an objective out.
+    """
+
+    sockets: Annotated[int, "on fewer sockets"]
+    numa_nodes: Annotated[int, "on fewer NUMA nodes"]
+    far_devices: Annotated[int, "beside more of its devices"]
+    distance: Annotated[int, "on NUMA nodes closer to each other"]
+    contention: Annotated[int, "its shared CPUs are used less"]
+    imbalance: Annotated[int, "CPUs and memory are used more evenly"]
+    added_imbalance: Annotated[int, "CPUs and memory are used more evenly"]
+    idle_pages: Annotated[int, "its huge pages are left for VMs that need them"]
+    l3_groups: Annotated[int, "on fewer L3 groups"]
+    free_beside: Annotated[int, "its NUMA nodes are fuller"]
+    free: Annotated[int, "the node is fuller"]
+    in_use: Annotated[int, "the node is emptier"]
+    fragmentation: Annotated[int, "less fragmentation"]
+
+
+_REASONS = tuple([hint.__metadata__[0] for hint in get_type_hints(Standing, include_extras=True).values()])
 _NAME = "first by name"
 _TOGETHER = "it gets other VMs that are planned together with this one"
-_REASONS = {
-    Strategy.PACK: (*_LOCALITY, _CONTENTION, _EVEN, _PAGES, _L3, _FULLER_NUMA_NODES, _FULLER),
-    Strategy.SPREAD: (*_LOCALITY, _CONTENTION, _EVEN, _PAGES, _L3, _EMPTIER, _FRAGMENTATION),
-    Strategy.BALANCE: (*_LOCALITY, _CONTENTION, _EVEN, _EVEN, _PAGES, _L3, _FRAGMENTATION),
-}
-"""Why each part of a standing makes a node better."""
 
 
 def standing(
     strategy: Strategy,
     locality: tuple[int, int, int],
-    far_devices: int,
     contention: int,
     balance: Balance,
     idle_pages: bool,
-    l3_groups: int,
     free_beside: int,
     free: int,
-    fragmentation: int,
+    *,
+    far_devices: int = 0,
+    l3_groups: int = 1,
+    fragmentation: int = 0,
 ) -> Standing:
-    """Put the parts of a standing in the order of the strategy.
+    """Give the standing by a strategy.
 
     `contention` is as `effective` gives it. `free_beside` counts the CPUs that stay free on the NUMA nodes of
-    the VM, `free` the free CPUs of the node.
+    the VM, `free` the free CPUs of the node. The defaults are the best that there is.
     """
-    packages, nodes, distance = locality
-    place = (packages, nodes, far_devices, distance)
-    even = (contention, *balance.steps(strategy), int(idle_pages))
-    match strategy:
-        case Strategy.PACK:
-            return (*place, *even, l3_groups, free_beside, free)
-        case Strategy.SPREAD:
-            return (*place, *even, l3_groups, -free, fragmentation)
-        case Strategy.BALANCE:
-            return (*place, *even, l3_groups, fragmentation)
+    sockets, numa_nodes, distance = locality
+    packs = strategy is Strategy.PACK
+    return Standing(
+        sockets,
+        numa_nodes,
+        far_devices,
+        distance,
+        contention,
+        round(_STEPS // 2 * balance.after) if strategy is Strategy.BALANCE else 0,
+        round(_STEPS * (balance.after - balance.before)),
+        int(idle_pages),
+        l3_groups,
+        free_beside if packs else 0,
+        free if packs else 0,
+        -free if strategy is Strategy.SPREAD else 0,
+        0 if packs else fragmentation,
+    )
 
 
 class Balance(NamedTuple):
-    """How far apart the free shares of CPUs and memory of a node are, before and with the VM."""
+    """How far apart the free shares of CPUs and memory of a node are, before and with the VM.
+
+    The change counts, as in kube-scheduler's NodeResourcesBalancedAllocation, rounded to coarse steps: the
+    strategy decides among nodes where the VM makes no difference.
+    """
 
     before: float
     after: float
-
-    def steps(self, strategy: Strategy) -> tuple[int, ...]:
-        """Round to coarse steps, so that the strategy decides among nodes where the VM makes no difference.
-
-        The change counts, as in kube-scheduler's NodeResourcesBalancedAllocation.
-        """
-        change = round(_STEPS * (self.after - self.before))
-        if strategy is Strategy.BALANCE:
-            return (round(_STEPS // 2 * self.after), change)
-        return (change,)
 
 
 def effective(strategy: Strategy, contention: int, *, names_cpus: bool) -> int:
@@ -186,14 +181,14 @@ class Fit:
         return standing(
             strategy,
             (packages, nodes, distance),
-            self.far_devices,
             effective(strategy, self._contention, names_cpus=bool(self.placement.vcpus)),
             self._balance,
             not wants_pages and has_pages(self.free),
-            l3_groups,
             sum((cpus & ~self._taken).bit_count() for cpus in self._free_on_its_nodes),
             self.free.cpus.bit_count(),
-            self._fragmentation,
+            far_devices=self.far_devices,
+            l3_groups=l3_groups,
+            fragmentation=self._fragmentation,
         )
 
     @cached_property
@@ -295,10 +290,9 @@ def near_enough(best: Standing, strategy: Strategy) -> Standing:
     the NUMA node where it leaves the fewest CPUs. If it leaves none, no other node is near enough: else more
     VMs would be refused later.
     """
-    if strategy is not Strategy.PACK or not best[-2]:
+    if strategy is not Strategy.PACK or not best.free_beside:
         return best
-    *before, free_beside, _ = best
-    return (*before, free_beside + _EXTRA_CPUS + 1)
+    return best._replace(free_beside=best.free_beside + _EXTRA_CPUS + 1, free=0)
 
 
 def why(best: Candidate, other: Candidate, strategy: Strategy) -> str:
@@ -306,7 +300,7 @@ def why(best: Candidate, other: Candidate, strategy: Strategy) -> str:
     if other.rank(strategy) < best.rank(strategy):
         return _TOGETHER
     parts = (best.fit.standing(strategy), other.fit.standing(strategy))
-    places = zip(_REASONS[strategy], *parts, strict=True)
+    places = zip(_REASONS, *parts, strict=True)
     return next((reason for reason, ours, theirs in places if ours != theirs), _NAME)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.node_choice import (
     MAX_SCORE,
+    Balance,
     Candidate,
     Fit,
     Strategy,
@@ -18,6 +19,7 @@ from kvplace.core.cluster.node_choice import (
     near_enough,
     quality,
     scores,
+    standing,
     why,
 )
 from kvplace.core.cpuset import mask_of, parse_cpu_list
@@ -190,13 +192,14 @@ def test_of_equally_full_numa_nodes_pack_takes_the_one_of_the_fuller_node() -> N
 def test_a_node_is_near_enough_if_it_keeps_at_most_four_more_cpus_free_beside_the_vm(
     more: int, is_near: bool
 ) -> None:
-    *alike, free_beside, _ = best = (1, 1, 0, 0, 0, 0, 0, 1, 2, 8)
-    assert ((*alike, free_beside + more, 99) < near_enough(best, Strategy.PACK)) is is_near
+    best = standing(Strategy.PACK, (1, 1, 0), 0, Balance(0.0, 0.0), False, free_beside=2, free=8)
+    other = best._replace(free_beside=best.free_beside + more, free=99)
+    assert (other < near_enough(best, Strategy.PACK)) is is_near
 
 
 def test_no_node_is_near_enough_to_one_that_keeps_no_cpu_free_beside_the_vm() -> None:
-    *alike, free_beside, _ = best = (1, 1, 0, 0, 0, 0, 0, 1, 0, 8)
-    assert not (*alike, free_beside, 99) < near_enough(best, Strategy.PACK)
+    best = standing(Strategy.PACK, (1, 1, 0), 0, Balance(0.0, 0.0), False, free_beside=0, free=8)
+    assert not best._replace(free=99) < near_enough(best, Strategy.PACK)
 
 
 def test_pack_prefers_an_exact_free_block_to_the_fullest_node() -> None:
