@@ -70,6 +70,19 @@ def write_time(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+_TERMINAL = ("Succeeded", "Failed")
+
+
+def qemu_has_ended(phase: str, vmi: str, *, compute_terminated: bool) -> bool:
+    """Whether the QEMU of a pod has ended by its status: guarantee 6 asks this, and no other rule.
+
+    The pod is terminal, or the compute container of its VM has ended.
+
+    A VM's containers are never restarted; containers of a plain pod may be, with any name.
+    """
+    return phase in _TERMINAL or bool(vmi and compute_terminated)
+
+
 NO_NODE = NodeName("")
 NO_CONTAINER = ContainerId("")
 NO_SHAPE = b""
@@ -135,17 +148,12 @@ class PodRecord:
     @property
     def is_terminal(self) -> bool:
         """Whether all its containers have ended, and none of them starts again."""
-        return self.phase in ("Succeeded", "Failed")
+        return self.phase in _TERMINAL
 
     @property
     def has_ended(self) -> bool:
-        """Whether its QEMU has ended by its status: guarantee 6 asks this, and no other rule.
-
-        The pod is terminal, or the compute container of its VM has ended.
-
-        A VM's containers are never restarted; containers of a plain pod may be, with any name.
-        """
-        return self.is_terminal or bool(self.vmi and self.compute_terminated)
+        """Whether its QEMU has ended by its status."""
+        return qemu_has_ended(self.phase, self.vmi, compute_terminated=self.compute_terminated)
 
     def condition(self, kind: str) -> Condition | None:
         """Return one of `conditions` by its type."""

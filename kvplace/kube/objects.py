@@ -131,6 +131,19 @@ class ContainerStatus(ApiObject, frozen=True):
     state: dict[str, msgspec.Raw] | None = None
     """By its name: `terminated` once the container has ended."""
 
+    @property
+    def has_terminated(self) -> bool:
+        """Whether it has ended."""
+        return "terminated" in (self.state or {})
+
+
+def compute_of(statuses: Iterable[ContainerStatus] | None) -> ContainerStatus:
+    """Return the container with QEMU; an empty one until the kubelet reports it."""
+    return next((each for each in statuses or () if each.name == COMPUTE), _NOT_REPORTED)
+
+
+_NOT_REPORTED = ContainerStatus()
+
 
 class PodStatus(ApiObject, frozen=True):
     """The phase, conditions and containers of a pod."""
@@ -233,7 +246,7 @@ def pod_record(pod: PodObject) -> PodRecord:
     placed = labels is not None and labels.get(PLACED_LABEL) == "true"
     request = annotations.request if placed else ""
     vmi = vmi_of(request, metadata.owner_references or ())
-    compute = next((each for each in status.container_statuses or () if each.name == COMPUTE), None)
+    compute = compute_of(status.container_statuses)
     return PodRecord(
         namespace=metadata.namespace,
         name=metadata.name,
@@ -247,8 +260,8 @@ def pod_record(pod: PodObject) -> PodRecord:
         vmi=vmi.name,
         vmi_uid=vmi.uid,
         migration=annotations.migration if vmi.name else "",
-        compute_terminated=compute is not None and "terminated" in (compute.state or {}),
-        compute_container=ContainerId("" if compute is None else compute.container_id.partition("://")[2]),
+        compute_terminated=compute.has_terminated,
+        compute_container=ContainerId(compute.container_id.partition("://")[2]),
         conditions=tuple(
             found.record for found in status.conditions or () if found.type.startswith(OUR_PREFIX)
         ),

@@ -21,7 +21,8 @@ from kvplace.core.well_known_names import NO_LONGER_RUNNING, PINNED, ROLLOUT_LAB
 from kvplace.kube.api_errors import NOT_JSON, unreadable
 from kvplace.kube.api_records import Reader
 from kvplace.kube.object_parts import ApiObject, ConditionObject, Metadata
-from kvplace.kube.object_records import NO_NODE
+from kvplace.kube.object_records import NO_NODE, qemu_has_ended
+from kvplace.kube.objects import ContainerStatus, compute_of
 from kvplace.kube.watches import KUBEVIRT, NAME_FIELD, NAMESPACE_FIELD, PODS, VMIS, ApiKind, Kind
 
 VmName: TypeAlias = tuple[str, str]
@@ -79,7 +80,8 @@ class LauncherPod:
     """Name of its VMI."""
     rollout: str = ""
     deleting: bool = False
-    phase: str = ""
+    has_ended: bool = False
+    """Whether its QEMU has ended by its status."""
     node: NodeName = NO_NODE
     bound_since: float | None = None
     waiting: str = ""
@@ -101,6 +103,7 @@ class _Status(ApiObject, frozen=True):
     printable_status: str = ""
     conditions: tuple[ConditionObject, ...] | None = None
     phase_transition_timestamps: tuple[_Transition, ...] | None = None
+    container_statuses: tuple[ContainerStatus, ...] | None = None
 
     def condition(self, kind: str) -> ConditionObject:
         return next((one for one in self.conditions or () if one.type == kind), _NO_CONDITION)
@@ -192,7 +195,9 @@ def _pod(pod: _Object) -> LauncherPod:
         owner,
         _rollout(meta),
         meta.deletion_timestamp is not None,
-        status.phase,
+        qemu_has_ended(
+            status.phase, owner, compute_terminated=compute_of(status.container_statuses).has_terminated
+        ),
         NodeName(pod.spec.node_name),
         _seconds(scheduled.last_transition_time) if pod.spec.node_name else None,
         scheduled.message if scheduled.reason in _REASONS_OF_WAITING else "",

@@ -21,7 +21,6 @@ from kvplace.kube.object_records import NO_NODE
 from kvplace.kube.reported_vms import LauncherPod, ReportedVm
 from kvplace.rollout.templates import Rollout, WantedVm
 
-_OVER = ("Succeeded", "Failed")
 _DELETED = "it was deleted while the rollout ran"
 
 
@@ -134,7 +133,7 @@ def observe(
 
 def _pod(pods: Iterable[LauncherPod], *, has_ended: bool) -> LauncherPod | None:
     """Return the pod that counts: while a VM migrates there are two. With the guest its pod ends, too."""
-    found = [pod for pod in pods if not pod.deleting and (has_ended or pod.phase not in _OVER)]
+    found = [pod for pod in pods if not pod.deleting and (has_ended or not pod.has_ended)]
     return max(
         found,
         key=lambda pod: (

@@ -148,7 +148,6 @@ class MemoryRollouts:
 
     def run(self, name: str) -> None:
         self._change_vmi(name, status="Running", running_since=self.now)
-        self._change_pod(name, phase="Running")
 
     def pin(self, name: str) -> None:
         self._change_pod(name, pinned_since=self.now)
@@ -162,7 +161,7 @@ class MemoryRollouts:
         assert pod is not None, name
         if told and pod.pinned_since is not None:
             self._change_pod(name, pinned_since=None, was_pinned=True, unpinned="its threads have ended")
-        self._change_pod(name, phase="Succeeded")
+        self._change_pod(name, has_ended=True)
         self._change_vmi(name, status="Succeeded")
 
     def keep_waiting(self, name: str, why: str) -> None:

@@ -1,11 +1,17 @@
-"""Which VMs are made next."""
+"""Which VMs are made next, and which pod of a VM counts."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.rollout.tracker import MakingState, due, wave_ends
+from kvplace.core.vm_stages import VmStage
+from kvplace.core.well_known_names import PINNED
+from kvplace.kube.reported_vms import LAUNCHER_READER, LauncherPod, ReportedVm
+from kvplace.rollout.tracker import MakingState, due, observe, wave_ends
 
 TO_MAKE, UNDER_WAY, READY, FAILED = MakingState
 
@@ -51,3 +57,30 @@ def test_never_more_than_allowed_are_under_way_and_no_vm_is_made_twice(
     for number in made:
         before = next((end for end in reversed((0, *ends)) if end <= number), 0)
         assert all(status.is_settled for status in statuses[:before])
+
+
+def test_while_a_migration_ends_the_pod_of_the_running_qemu_counts_and_not_the_one_that_has_ended() -> None:
+    vmi = ReportedVm("team", "web", status="Running", running_since=1.0)
+    source = launcher("source", {"state": {"terminated": {"exitCode": 0}}}, pinned="True")
+    target = launcher("target", {"state": {"running": {}}}, pinned="False")
+    for pods in ((source, target), (target, source)):
+        observed = observe("VirtualMachineInstance", vmi, vmi, pods)
+        assert (observed.node, observed.stage) == ("node-of-target", VmStage.RUNNING)
+        assert observed.measured == (None, "measured on target")
+
+
+def launcher(name: str, compute: dict[str, Any], *, pinned: str) -> LauncherPod:
+    """A pod of a VM as the API server writes it; the sidecar of the ended one has not ended yet."""
+    owner = {
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "web", "controller": True
+    }  # fmt: skip
+    document = {
+        "metadata": {"name": name, "namespace": "team", "uid": name, "ownerReferences": [owner]},
+        "spec": {"nodeName": f"node-of-{name}"},
+        "status": {
+            "phase": "Running",
+            "conditions": [{"type": PINNED, "status": pinned, "message": f"measured on {name}"}],
+            "containerStatuses": [{"name": "compute", **compute}, {"name": "hook", "state": {"running": {}}}],
+        },
+    }
+    return LAUNCHER_READER.record(msgspec.Raw(msgspec.json.encode(document)))
