@@ -234,8 +234,7 @@ def planning_nodes(view: ClusterView) -> tuple[ClusterNode, ...]:
         if isinstance(node.snapshot, Unusable):
             continue
         machine = node.snapshot.machine
-        key = (machine.topology.fingerprint, machine.allocatable)
-        topology = narrowed.setdefault(key, _given_out(machine))
+        topology = narrowed.setdefault(machine.key, _given_out(machine))
         running, devices = occupants_of(view, node), node.snapshot.free.devices
         found.append(ClusterNode(NodeName(name), topology, running, machine.pools_shrink, devices))
     return tuple(found)
