@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvplace.agent.node_objects import NodeObjects
-from kvplace.agent.node_plan import NodePlan, PodPlan
+from kvplace.agent.node_plan import NodePlan, PodPlan, PodRevisions
 from kvplace.agent.node_report import NodeReport
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.errors import BadAnnotation, KvplaceError
@@ -154,7 +154,10 @@ class MemoryMoves:
         """
         wanted = placement.placement
         targets = wanted.memory_nodes
-        if wanted.floats or wanted.numa_memory is NumaMemory.OFF or not targets or self._is_over(placement):
+        if wanted.floats or wanted.numa_memory is NumaMemory.OFF or not targets:
+            return ""
+        revisions = self._own.revisions.of(placement.pod_uid) or PodRevisions(placement)
+        if revisions.was_carried_out(placement, self._own.ledger):
             return ""
         why = ""
         try:
@@ -185,17 +188,6 @@ class MemoryMoves:
             return False
         before = relocation.previous.placement.numa_nodes
         return has_devices and not set(placement.placement.numa_nodes) <= set(before)
-
-    def _is_over(self, placement: PodPlacement) -> bool:
-        """Whether an agent before this one has carried a placement out."""
-        revisions = self._own.revisions.of(placement.pod_uid)
-        claim = self._own.ledger.claims.get(placement.pod_uid)
-        return (
-            (revisions is None or revisions.followed is None)
-            and claim is not None
-            and claim.relocation is None
-            and claim.revision >= placement.revision
-        )
 
 
 def _move(process: Path, targets: tuple[NumaId, ...]) -> None:

@@ -151,7 +151,7 @@ class Revisions:
         elif before is None:
             self._put(uid, PodRevisions(newest))
         elif newest != before.newest:
-            self._put(uid, replace(before, newest=newest, failure=""))
+            self._put(uid, before.with_newest(newest))
 
     def deleted(self, uid: PodUid) -> None:
         """Note that a pod is not in the API server any more."""

@@ -8,7 +8,7 @@ plan for containers, the guard of threads the plan for pods.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -90,6 +90,16 @@ class PodRevisions:
             return self.followed
         claim = ledger.claims.get(self.newest.pod_uid)
         return claim.relocation.previous if claim is not None and claim.relocation is not None else None
+
+    def was_carried_out(self, placement: PodPlacement, ledger: Ledger) -> bool:
+        """Whether an agent before this one has carried a placement out: its relocation is over."""
+        claim = ledger.claims.get(self.newest.pod_uid)
+        is_over = claim is not None and claim.relocation is None and claim.revision >= placement.revision
+        return self.followed is None and is_over
+
+    def with_newest(self, newest: PodPlacement) -> PodRevisions:
+        """Return the record once another placement is the newest: it has not failed."""
+        return replace(self, newest=newest, failure="")
 
 
 @dataclass(frozen=True)

@@ -141,8 +141,7 @@ def placements_in(state: ThisNode, containers: Iterable[NodeContainer]) -> Mappi
         known = found.get(container.pod_uid) or state.pods.get(container.pod_uid)
         annotated = _annotated(state, container)
         if annotated is not None and (known is None or annotated.revision > known.newest.revision):
-            confirmed, followed = (0, None) if known is None else (known.confirmed, known.followed)
-            known = PodRevisions(annotated, confirmed, followed)
+            known = PodRevisions(annotated) if known is None else known.with_newest(annotated)
         if known is not None:
             found[container.pod_uid] = known
     return found
