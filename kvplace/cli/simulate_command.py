@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.output import Output, console, print_answer, print_document, table_lines
+from kvplace.cli.output import Column, Output, console, print_answer, print_document, table_of
 from kvplace.cli.parameters import Answer, InputFile, example_option, output_option
 from kvplace.cli.progress import Progress
 from kvplace.core.errors import ExitCode
@@ -82,15 +82,15 @@ def command(scenario: str | None, output: Output) -> int:
 def _table(scenario: Scenario, outcomes: list[SimulationOutcome]) -> Iterator[str]:
     from kvplace.simulate.simulation import summary
 
-    by_strategy = {
-        strategy: [outcome for outcome in outcomes if outcome.strategy is strategy]
-        for strategy in scenario.strategies
-    }
-    columns = [summary(found) for found in by_strategy.values() if found]
-    heads = [strategy.value for strategy, found in by_strategy.items() if found]
-    head = (f"{counted(len(scenario.nodes), 'node')}{_seeds(scenario)}", *heads)
-    rows = ((line[0][0], *(value for _, value in line)) for line in zip(*columns, strict=True))
-    yield from table_lines([head, *rows])
+    head = f"{counted(len(scenario.nodes), 'node')}{_seeds(scenario)}"
+    columns: list[Column[str]] = [Column(head, lambda title: title)]
+    titles: list[str] = []
+    for strategy in scenario.strategies:
+        if found := [outcome for outcome in outcomes if outcome.strategy is strategy]:
+            values = summary(found)
+            columns.append(Column(strategy.value, values.__getitem__))
+            titles = list(values)
+    yield from table_of(columns, titles)
 
 
 def _seeds(scenario: Scenario) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
@@ -268,8 +268,8 @@ def _ordered(reasons: Counter[Reason]) -> list[tuple[Reason, int]]:
     return sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0].value))
 
 
-def summary(outcomes: Sequence[SimulationOutcome]) -> list[tuple[str, str]]:
-    """Give the means over the seeds of one strategy, as pairs of a title and a value."""
+def summary(outcomes: Sequence[SimulationOutcome]) -> Mapping[str, str]:
+    """Give the means over the seeds of one strategy, by their titles."""
     refusals = [outcome.first_refusal for outcome in outcomes if outcome.first_refusal is not None]
     ends = [outcome.end for outcome in outcomes]
     reasons = sum((outcome.reasons for outcome in outcomes), Counter[Reason]())
@@ -278,27 +278,25 @@ def summary(outcomes: Sequence[SimulationOutcome]) -> list[tuple[str, str]]:
     def mean(number: Callable[[SimulationOutcome], int]) -> str:
         return f"{fmean(map(number, outcomes)):.1f}".removesuffix(".0")
 
-    return [
-        ("VMs placed / refused", f"{mean(lambda o: o.placed)} / {mean(lambda o: o.refused)}"),
-        ("vCPUs of refused VMs", mean(lambda o: o.refused_cpus)),
-        ("most frequent reason", _ordered(reasons)[0][0].value if reasons else "-"),
-        ("refused while a node had CPUs and memory free", mean(lambda o: o.refused_while_node_free)),
-        ("refused while the cluster had CPUs free", mean(lambda o: o.refused_while_cluster_free)),
-        (
-            "split over NUMA nodes, forced / avoidable",
-            f"{mean(lambda o: o.numa.forced)} / {mean(lambda o: o.numa.avoidable)}",
+    return {
+        "VMs placed / refused": f"{mean(lambda o: o.placed)} / {mean(lambda o: o.refused)}",
+        "vCPUs of refused VMs": mean(lambda o: o.refused_cpus),
+        "most frequent reason": _ordered(reasons)[0][0].value if reasons else "-",
+        "refused while a node had CPUs and memory free": mean(lambda o: o.refused_while_node_free),
+        "refused while the cluster had CPUs free": mean(lambda o: o.refused_while_cluster_free),
+        "split over NUMA nodes, forced / avoidable": (
+            f"{mean(lambda o: o.numa.forced)} / {mean(lambda o: o.numa.avoidable)}"
         ),
-        (
-            "split over L3 groups, forced / avoidable",
-            f"{mean(lambda o: o.l3.forced)} / {mean(lambda o: o.l3.avoidable)}",
+        "split over L3 groups, forced / avoidable": (
+            f"{mean(lambda o: o.l3.forced)} / {mean(lambda o: o.l3.avoidable)}"
         ),
-        ("moves / VMs placed by them", f"{mean(lambda o: o.moves)} / {mean(lambda o: o.made_room)}"),
-        ("used at the first refusal, CPUs / memory", _used(refusals)),
-        ("stranded at the first refusal, CPUs / memory", _stranded(refusals)),
-        ("used at the end, CPUs / memory", _used(ends)),
-        ("stranded at the end, CPUs / memory", _stranded(ends)),
-        ("decision, median / p99", f"{taken.p50 * 1e3:.2f} / {taken.p99 * 1e3:.2f} ms"),
-    ]
+        "moves / VMs placed by them": f"{mean(lambda o: o.moves)} / {mean(lambda o: o.made_room)}",
+        "used at the first refusal, CPUs / memory": _used(refusals),
+        "stranded at the first refusal, CPUs / memory": _stranded(refusals),
+        "used at the end, CPUs / memory": _used(ends),
+        "stranded at the end, CPUs / memory": _stranded(ends),
+        "decision, median / p99": f"{taken.p50 * 1e3:.2f} / {taken.p99 * 1e3:.2f} ms",
+    }
 
 
 def _used(states: Sequence[ClusterState]) -> str:
