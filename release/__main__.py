@@ -18,11 +18,12 @@ from harness.build_cache import BuildFailed
 from harness.control_plane.programs import KUBERNETES
 from harness.go_build import built
 from harness.node_programs.image import layers_of
+from harness.node_programs.kvplace_images import serve_image_with_client
 from kvplace import __version__
 from release.archives import write_tar_gz
 from release.chart import write_chart
 from release.checksums import UnusableKey, read_key, sign, write_checksums
-from release.images import IMAGES, ReleasedImage, build_images
+from release.images import ReleasedImage, build_images
 from release.manifests import ImageNotNamed, copy_manifests
 from release.plugin import krew_manifest, write_plugin
 from release.source_date import source_date
@@ -75,7 +76,7 @@ def _release(folder: Path, registry: str, url: str, date: datetime) -> list[Rele
             folder / f"kvplace-manifests-{__version__}.tar.gz", scratch / "manifests", "manifests", date
         )
         plugin = folder / f"kubectl-kvplace-{__version__}-linux-amd64.tar.gz"
-        write_plugin(plugin, layers_of(IMAGES["serve"](f"{registry}/serve:{__version__}")), scratch, date)
+        write_plugin(plugin, layers_of(serve_image_with_client()), scratch, date)
     digest = write_checksums(folder).read_text().partition(f"  {plugin.name}")[0].splitlines()[-1]
     manifest = krew_manifest(__version__, url, plugin, digest)
     (folder / "kvplace.krew.yaml").write_text(yaml.safe_dump(manifest, sort_keys=False))

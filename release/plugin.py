@@ -1,7 +1,8 @@
 """The kubectl plugin as krew installs it: the commands of kvplace with an interpreter of their own.
 
-Everything comes out of the image of `serve`. What the plugin takes from the machine it runs on is the C
-library alone, which must be at least as new as that of the machine that built it.
+Everything comes out of the image of `serve`, besides the client that renews OIDC tokens. What the plugin
+takes from the machine it runs on is the C library alone, which must be at least as new as that of the machine
+that built it.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ main()
 
 
 def write_plugin(target: Path, layers: Sequence[Path], scratch: Path, date: datetime) -> None:
-    """Write the plugin's archive from the layers of the image of `serve`."""
+    """Write the plugin's archive from layers as those of the image of `serve`."""
     folder = scratch / "plugin"
     folder.mkdir()
     for layer in layers:

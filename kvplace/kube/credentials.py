@@ -2,7 +2,6 @@
 
 A pod uses its service account, any other process a context of a kubeconfig. Tokens and client
 certificates are read here; a token in a file is read again once a minute, since the kubelet replaces it.
-OIDC is left to the official client, which is imported only for it: it takes half a second and 35 MB.
 Everything is loaded again when the API server answers 401, which covers rotated credentials.
 """
 
@@ -24,6 +23,7 @@ from urllib.parse import quote
 from kvplace.core.errors import Absent, Misconfigured
 from kvplace.kube.kubeconfig import KubeContext, kubeconfig_files, proxy_of, read_context
 from kvplace.kube.login_program import issued_credentials
+from kvplace.kube.oidc import oidc_token
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where the kubelet mounts a pod's token and the CA of the API server."""
@@ -158,9 +158,7 @@ async def _of_context(context: KubeContext, token: str | None) -> Credentials:
 async def _of_login_program(context: KubeContext) -> Credentials:
     plugin = context.user["exec"]
     try:
-        kept = {key: value for key, value in context.user.items() if key in _AS}
-        issued = {**kept, **await issued_credentials(plugin, context.cluster)}
-        return _credentials(context, _authorization(issued), issued)
+        return _as_issued(context, await issued_credentials(plugin, context.cluster))
     except (OSError, ValueError, TypeError) as error:
         command = plugin.get("command") if isinstance(plugin, Mapping) else plugin
         reason = f"the program {command!r} that it logs in with gives no credentials: {_reason(error)}"
@@ -168,43 +166,17 @@ async def _of_login_program(context: KubeContext) -> Credentials:
 
 
 async def _of_auth_provider(context: KubeContext) -> Credentials:
-    """Let the official client read, and renew, the token of an OIDC provider."""
     try:
-        from kubernetes.aio import client, config
-    except ModuleNotFoundError as error:
-        raise Misconfigured(
-            f"context {context.name!r} of kubeconfig {context.files} cannot be used: its user logs in by "
-            "`auth-provider`, which needs the Python package kubernetes; it is not installed here (the image "
-            "of the agent leaves it out). Use a kubeconfig with a token or a client certificate"
-        ) from error
-
-    configuration = client.Configuration()
-    try:
-        await config.load_kube_config_from_dict(
-            _document(context), context=context.name, client_configuration=configuration
-        )
-        if not configuration.api_key:
-            raise ValueError("its auth-provider gives no credentials")
-
-        async def authorization() -> str | None:
-            header = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
-            return None if header is None else str(header)
-
-        return _credentials(
-            context, authorization, {key: value for key, value in context.user.items() if key in _AS}
-        )
-    except (config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        token = await oidc_token(context.user["auth-provider"], lambda authority: _tls(authority, {}))
+        return _as_issued(context, {"token": token})
+    except (OSError, ValueError, TypeError) as error:
         raise _unusable(context, error) from error
 
 
-def _document(context: KubeContext) -> dict[str, Any]:
-    """Write a context as a kubeconfig of its own: its files were merged and its paths made absolute here."""
-    return {
-        "clusters": [{"name": "cluster", "cluster": {"server": context.cluster["server"]}}],
-        "users": [{"name": "user", "user": dict(context.user)}],
-        "contexts": [{"name": context.name, "context": {"cluster": "cluster", "user": "user"}}],
-        "current-context": context.name,
-    }
+def _as_issued(context: KubeContext, issued: Mapping[str, str]) -> Credentials:
+    """Combine what was issued to a user with the identity that the user acts as."""
+    user = {**{key: value for key, value in context.user.items() if key in _AS}, **issued}
+    return _credentials(context, _authorization(user), user)
 
 
 def _unusable(context: KubeContext, error: Exception) -> Misconfigured:

@@ -1,7 +1,7 @@
 """HTTP to the API server: one aiohttp session, every answer bounded.
 
-The official client's models cost a hundred times more than a typed decoder. So the client only runs login
-programs (`credentials`). Errors are core's (`api_errors`). An answer is a
+The official client's models cost a hundred times more than a typed decoder, so that client only renews OIDC
+tokens (`oidc`). Errors are core's (`api_errors`). An answer is a
 body of limited size, an object read from one, or a stream of lines.
 """
 

@@ -55,18 +55,6 @@ def answering(status: str) -> str:
 TOKEN = answering("dict(token='issued')")
 
 
-async def test_without_the_client_of_kubernetes_only_oidc_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in [name for name in sys.modules if name.partition(".")[0] == "kubernetes"]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "kubernetes", None)
-    assert await (await load(kubeconfig(tmp_path, TOKEN))).authorization() == "Bearer issued"
-    path = kubeconfig(tmp_path, TOKEN, user={"auth-provider": {"name": "oidc"}})
-    with pytest.raises(Misconfigured, match="`auth-provider`, which needs the Python package kubernetes"):
-        await load(path)
-
-
 async def load(path: str) -> Credentials:
     return await load_credentials(CredentialOptions(path))
 

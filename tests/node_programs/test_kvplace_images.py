@@ -167,35 +167,49 @@ def test_every_command_starts(built: BuiltImage) -> None:
     assert "explain" in built.run("kubectl_complete-kvplace", "expl").stdout
 
 
-def test_a_program_that_a_kubeconfig_names_issues_the_token(built: BuiltImage) -> None:
-    """The client of Kubernetes is used for nothing else, so most of it is left out."""
-    if built.name != "serve":
+LOG_IN = """
+import asyncio, os
+os.environ["HOME"] = "/tmp"
+from kvplace.core.errors import Misconfigured
+from kvplace.kube.credentials import CredentialOptions, load_credentials
+async def header():
+    return await (await load_credentials(CredentialOptions(kubeconfig="/tmp/kubeconfig"))).authorization()
+try:
+    print(asyncio.run(header()))
+except Misconfigured as error:
+    print(error)
+"""
+
+
+def test_without_the_client_of_kubernetes_all_but_a_renewal_of_an_oidc_token_works(built: BuiltImage) -> None:
+    if built.name == "hook":
         return
+    assert list((built.root / built.packages).glob("kubernetes*")) == []
     api = "client.authentication.k8s.io/v1"
     issued = {"apiVersion": api, "kind": "ExecCredential", "status": {"token": "secret"}}
-    program = {"apiVersion": api, "command": "/bin/issue", "interactiveMode": "Never"}
-    config = {
-        "current-context": "here",
-        "clusters": [{"name": "here", "cluster": {"server": "http://127.0.0.1:1"}}],
-        "users": [{"name": "here", "user": {"exec": program}}],
-        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "here"}}],
-    }
     issue = built.root / "usr" / "bin" / "issue"
     issue.write_text(f"#!/usr/local/bin/python3\nprint({json.dumps(json.dumps(issued))})\n")
     issue.chmod(0o755)
-    (built.root / "tmp" / "kubeconfig").write_text(json.dumps(config))
-    done = built.run(
-        "/opt/kvplace/bin/python",
-        "-c",
-        "import asyncio, os\n"
-        "os.environ['HOME'] = '/tmp'\n"
-        "from kvplace.kube.credentials import CredentialOptions, load_credentials\n"
-        "async def header():\n"
-        "    loaded = await load_credentials(CredentialOptions(kubeconfig='/tmp/kubeconfig'))\n"
-        "    print(await loaded.authorization())\n"
-        "asyncio.run(header())",
-    )
-    assert (done.stdout, done.stderr) == ("Bearer secret\n", "")
+    program = {"apiVersion": api, "command": "/bin/issue", "interactiveMode": "Never"}
+    config = {"client-id": "me", "idp-issuer-url": "https://127.0.0.1:1", "refresh-token": "secret"}
+    for user, said in (
+        ({"exec": program}, "Bearer secret"),
+        ({"auth-provider": {"name": "oidc", "config": {"id-token": "e30.e30.x"}}}, "Bearer e30.e30.x"),
+        (
+            {"auth-provider": {"name": "oidc", "config": {**config, "id-token": "e30.eyJleHAiOjB9.x"}}},
+            "context 'here' of kubeconfig /tmp/kubeconfig cannot be used: .*kvplace's images leave it out",
+        ),
+    ):
+        document = {
+            "current-context": "here",
+            "clusters": [{"name": "here", "cluster": {"server": "http://127.0.0.1:1"}}],
+            "users": [{"name": "here", "user": user}],
+            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "here"}}],
+        }
+        (built.root / "tmp" / "kubeconfig").write_text(json.dumps(document))
+        done = built.run("python3" if built.name == "agent" else "/opt/kvplace/bin/python", "-c", LOG_IN)
+        assert done.stderr == ""
+        assert re.match(said, done.stdout), done.stdout
 
 
 def test_files_that_no_program_loads_are_left_out_by_builder_and_containerfiles(built: BuiltImage) -> None:

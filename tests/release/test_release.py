@@ -149,6 +149,19 @@ def test_the_plugin_works_without_a_cluster_and_calls_itself_as_kubectl_does(plu
     assert "Traceback" not in answered.stderr + refused.stderr
 
 
+def test_the_plugin_has_the_client_that_renews_an_oidc_token(plugin: Path, tmp_path: Path) -> None:
+    settings = {"client-id": "me", "idp-issuer-url": "https://127.0.0.1:1", "refresh-token": "secret"}
+    document = {
+        "current-context": "here",
+        "clusters": [{"name": "here", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "here", "user": {"auth-provider": {"name": "oidc", "config": settings}}}],
+        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "here"}}],
+    }
+    (tmp_path / "config").write_text(json.dumps(document))
+    answered = run_plugin(plugin, "get", "vms", "--kubeconfig", str(tmp_path / "config"))
+    assert "https://127.0.0.1:1 does not renew its token: Cannot connect to host" in answered.stderr
+
+
 def test_a_release_without_the_address_of_its_files_is_refused_before_anything_is_built(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
