@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.object_records import LedgerRecord, PodRecord, ResourceClaimRecord
+from kvplace.kube.object_records import LedgerRecord, PodRecord
 from tests.kube.faulty_cluster import FaultyCluster
 
 T = TypeVar("T")
@@ -60,9 +60,6 @@ class Network(Counting):
 
     async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
         return await self._deliver(super().write_ledger(before, change))
-
-    async def write_claim_status(self, claim: ResourceClaimRecord, status: Mapping[str, Any]) -> str:
-        return await self._deliver(super().write_claim_status(claim, status))
 
     async def _deliver(self, call: Coroutine[object, object, T]) -> T:
         task = asyncio.create_task(call)

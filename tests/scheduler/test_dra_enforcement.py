@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,10 +18,10 @@ from kvplace.core.topology import Topology
 from kvplace.kube.memory_objects import with_status
 from kvplace.kube.object_records import CPU_DRIVER, DeviceRequest, PodRecord, ResourceClaimRecord
 from kvplace.nodes.movable_vms import MovableVms
-from tests.controller.replicas import Replica, asking_pod, replica
+from tests.controller.replicas import asking_pod, replica
 from tests.kube.faults import Moment, Operation
 from tests.nodes.machines import EIGHT, TWO
-from tests.scheduler.counting import Counting, Network
+from tests.scheduler.counting import Counting
 
 EMPTY = {"allocation": None, "reservedFor": None}
 SHARE_ID = "5b6c0a0e-0000-4000-8000-000000000001"
@@ -154,6 +153,17 @@ async def test_a_bind_that_is_repeated_writes_nothing_again(cluster: Counting) -
         allocate(cluster, pod)
         cluster.faults.fail(Operation.BIND, Unavailable("no answer"), moment=Moment.AFTER)
         assert await one.bind(pod, "a") == ""
+        written = stored(cluster, "vm-cpus")
+        assert await one.bind(pod, "a") == ""
+        assert stored(cluster, "vm-cpus") is written
+
+
+async def test_cores_that_an_earlier_try_has_written_are_not_written_again(cluster: Counting) -> None:
+    async with replica(cluster) as one:
+        pod = pod_with(cluster, "vm")
+        allocate(cluster, pod)
+        cluster.faults.fail(Operation.BIND, Forbidden("denied create on pods/binding"))
+        assert "denied" in await one.bind(pod, "a")
         written = stored(cluster, "vm-cpus")
         assert await one.bind(pod, "a") == ""
         assert stored(cluster, "vm-cpus") is written
@@ -365,71 +375,3 @@ async def test_without_the_rights_the_answer_names_the_component(cluster: Counti
             "denied patch on resourceclaims/status; enforcement dra needs the component dra-driver-cpu"
         )
         assert cluster.bindings == []
-
-
-CRASHES = [
-    (operation, nth, moment)
-    for operation, nth in (
-        (Operation.WRITE_LEDGER, 1),
-        (Operation.WRITE_CLAIM_STATUS, 1),
-        (Operation.WRITE_CLAIM_STATUS, 2),
-        (Operation.BIND, 1),
-    )
-    for moment in Moment
-]
-
-
-@pytest.mark.parametrize("late", [False, True], ids=["lost", "late"])
-@pytest.mark.parametrize("aftermath", ["next try", "pod deleted"])
-@pytest.mark.parametrize(
-    ("operation", "nth", "moment"),
-    CRASHES,
-    ids=[f"{moment.value} {operation.value} {nth}" for operation, nth, moment in CRASHES],
-)
-async def test_a_crash_between_the_writes_loses_nothing(
-    operation: Operation, nth: int, moment: Moment, aftermath: str, *, late: bool
-) -> None:
-    cluster = two_nodes(Network() if late else Counting())
-    async with replica(cluster) as survivor:
-        pod = pod_with(cluster, "vm")
-        allocate(cluster, pod)
-        hold = cluster.faults.hold(operation, moment=moment, nth=nth)
-        async with replica(cluster, controller=False) as victim:
-            binding = asyncio.create_task(victim.bind(pod, "a"))
-            await hold.reached.wait()
-        binding.cancel()
-
-        if aftermath == "pod deleted":
-            cluster.delete_pod("default", "vm", force=True)
-        elif not cluster.pod("vm").node:
-            release(cluster, pod)
-        hold.release()
-        if isinstance(cluster, Network):
-            await cluster.all_arrived()
-        if aftermath == "next try":
-            await next_tries(survivor, cluster, pod)
-            assert given(cluster, pod) == owned(cluster, pod)
-            assert cluster.placement("vm").placement.owned == cluster.ledger("a").claims[pod.uid].owned
-            cluster.delete_pod("default", "vm", force=True)
-        await asyncio.sleep(61)
-        await survivor.until(lambda: not cluster.ledger("a").owners)
-
-
-def release(cluster: Counting, pod: PodRecord) -> None:
-    """Take a pod out of the users of its claim, as kube-scheduler does after a refused bind."""
-    known = stored(cluster, pod.resource_claims[0])
-    if known.allocated is not None:
-        cluster.put_resource_claim(replace(known, status={**known.status, "reservedFor": []}))
-
-
-async def next_tries(one: Replica, cluster: Counting, pod: PodRecord) -> None:
-    """Schedule a pod again and again, as kube-scheduler does: it allocates what is not allocated."""
-    for _ in range(5):
-        if cluster.pod("vm").node:
-            return
-        (node,) = (await one.filter(pod, "a")).names or [NodeName("")]
-        allocate(cluster, pod)
-        if await one.bind(pod, node) == "":
-            return
-        release(cluster, pod)
-    raise AssertionError("the pod is not bound")
