@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks._plots import NotInstalled
-from kvplace.simulate.scenario import Arrival, Event, SimulatedVm
+from kvplace.simulate.scenario import Arrival, LoadEvent, SimulatedVm
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Foresight:
     """Below this no plan can be; the same as `split` when the solver finished in its time."""
 
 
-def fewest_split(events: Sequence[Event], node_cpus: Sequence[int], *, seconds: float) -> Foresight:
+def fewest_split(events: Sequence[LoadEvent], node_cpus: Sequence[int], *, seconds: float) -> Foresight:
     """Solve one load; raises NotInstalled when the solver is not there."""
     try:
         import highspy
@@ -50,7 +50,7 @@ def fewest_split(events: Sequence[Event], node_cpus: Sequence[int], *, seconds: 
     return Foresight(round(found.objective_function_value), _rounded_up(found.mip_dual_bound))
 
 
-def _fullest(events: Sequence[Event]) -> list[list[SimulatedVm]]:
+def _fullest(events: Sequence[LoadEvent]) -> list[list[SimulatedVm]]:
     """The VMs that run just before each departure, and at the end: other moments have fewer VMs."""
     running: dict[str, SimulatedVm] = {}
     moments = []

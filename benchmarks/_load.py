@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import Bytes
-from kvplace.simulate.scenario import ActiveVms, Arrival, Event, SimulatedVm
+from kvplace.simulate.scenario import ActiveVms, Arrival, LoadEvent, SimulatedVm
 
 GIB = Bytes(1 << 30)
 
@@ -91,7 +91,7 @@ class ConstantLoad:
         """Report that the VM that arrived last was refused: no departure of it follows."""
         self._running.drop(vm)
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[LoadEvent]:
         """Yield the events; arrivals wait for departures when the next VM would not fit the capacity."""
         for _ in range(self._count):
             vm = next(self._vms)

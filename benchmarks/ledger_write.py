@@ -37,7 +37,7 @@ from kvplace.core.ledger import Claim, Ledger, LedgerChange
 from kvplace.core.node_topology import GROUP
 from kvplace.core.request import Policy
 from kvplace.core.scalars import Bytes, CpuId, NodeName, NumaId, PodUid
-from kvplace.kube.calls import JSON, MERGE_PATCH, METADATA_ONLY, METHODS, Call
+from kvplace.kube.calls import JSON, MERGE_PATCH, METADATA_ONLY, METHODS, ApiCall
 from kvplace.kube.custom_objects import write_ledger_call
 from kvplace.kube.object_records import LedgerRecord
 
@@ -97,7 +97,7 @@ class Server:
         self._connection = connection
         self.pid = plane.server("kube-apiserver").pid
 
-    def write(self, call: Call, group: str = GROUP) -> str:
+    def write(self, call: ApiCall, group: str = GROUP) -> str:
         """Make a call of kvplace to a ledger of a group; returns the new resource version."""
         body = (call.body or b"").replace(f'"{GROUP}/'.encode(), f'"{group}/'.encode())
         path = f"{call.path.replace(GROUP, group)}?{urlencode(call.query or {})}"

@@ -159,7 +159,7 @@ class VmiReader(Protocol):
         ...
 
 
-class _Turns:
+class _ReviewTurns:
     """One review in each turn of the event loop, usual ones first, and a pause after a long one."""
 
     def __init__(self) -> None:
@@ -212,7 +212,7 @@ def admission_application(
     `largest_node` returns the number of allocatable CPUs of the largest known machine, None while no machine
     is known.
     """
-    turns = _Turns()
+    turns = _ReviewTurns()
 
     def decide_vmi(request: AdmissionRequest) -> Admitted:
         vmi = read_object(request.object, "object")
@@ -274,7 +274,7 @@ def admission_application(
     return application
 
 
-def _route(path: str, kind: str, operations: set[str], turns: _Turns, decide: _Decide) -> web.RouteDef:
+def _route(path: str, kind: str, operations: set[str], turns: _ReviewTurns, decide: _Decide) -> web.RouteDef:
     async def handle(request: web.Request) -> web.Response:
         body = await request.read()
         started = time.perf_counter()

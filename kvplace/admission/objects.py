@@ -277,7 +277,7 @@ def typed(raw: Mapping[str, Any], kind: type[_Object]) -> _Object:
     length = sum(len(key) + len(value) for key, value in (read.metadata.annotations or {}).items())
     if length > _MOST_ANNOTATIONS:
         raise BadBody(
-            f"{title(kind, read.metadata, '')}: its annotations are {length} characters; at most "
+            f"{admitted_name(kind, read.metadata, '')}: its annotations are {length} characters; at most "
             f"{_MOST_ANNOTATIONS} can be stored"
         )
     return read
@@ -337,7 +337,7 @@ def whole_pages(memory: Bytes, size: Bytes, where: str) -> int:
     return count
 
 
-def title(kind: type[Pod | Vm | Vmi], metadata: AdmittedMetadata, namespace: str) -> str:
+def admitted_name(kind: type[Pod | Vm | Vmi], metadata: AdmittedMetadata, namespace: str) -> str:
     """Name an object in a sentence, `Pod default/db-…` while the API server has not generated the name.
 
     It is not longer than a valid name makes it: the API server checks names only after the webhooks.

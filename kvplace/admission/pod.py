@@ -30,12 +30,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from kvplace.admission.edits import Admitted, EditedObject, Operation, drop_managed_fields, edited
-from kvplace.admission.objects import AdmissionSettings, Pod, Vmi, title, typed
+from kvplace.admission.objects import AdmissionSettings, Pod, Vmi, admitted_name, typed
 from kvplace.admission.sidecar import (
     COMMAND,
     PLUGIN_SOCKETS,
     add_sidecar_fields,
-    compute_of,
+    compute_index,
     has_plugin_label,
     needs_container,
     sidecars_of,
@@ -115,7 +115,7 @@ class NewPod:
         """
         if self.options is None or not _is_launcher(self.pod) or self.stated is not None:
             return None
-        return _owner(self.pod, title(Pod, self.pod.metadata, "")).name
+        return _owner(self.pod, admitted_name(Pod, self.pod.metadata, "")).name
 
 
 def admit_pod(
@@ -141,7 +141,7 @@ def admit_new_pod(
     """
     pod, options = new.pod, new.options
     annotations = pod.metadata.annotations or {}
-    what = title(Pod, pod.metadata, namespace)
+    what = admitted_name(Pod, pod.metadata, namespace)
     if options is None:
         # The author of a virt-launcher pod is KubeVirt, which has no use for warnings.
         alone = () if _is_launcher(pod) else without_effect(annotations)
@@ -245,7 +245,7 @@ def _options(pod: Pod) -> PinningOptions | None:
 
 
 def _check_containers(pod: Pod) -> None:
-    what, spec = title(Pod, pod.metadata, ""), pod.spec
+    what, spec = admitted_name(Pod, pod.metadata, ""), pod.spec
     containers = len(spec.containers) + len(spec.init_containers or ()) + len(spec.ephemeral_containers or ())
     if containers > MAX_CONTAINERS:
         raise Misconfigured(
@@ -282,7 +282,7 @@ def _controlling_vmi(owner: OwnerReference, vmi: Mapping[str, Any] | None, name:
 
 
 def _spec_of(vmi: Vmi) -> str:
-    return f"{title(Vmi, vmi.metadata, '')}: spec"
+    return f"{admitted_name(Vmi, vmi.metadata, '')}: spec"
 
 
 def _obstacle(pod: Pod, options: PinningOptions, vm: str, vmi: Vmi | None, what: str) -> str | None:
@@ -320,7 +320,7 @@ def request_of_pod(pod: Pod, options: PinningOptions, size: Size, what: str, vm:
     """
     containers = pod.spec.containers
     if vm:
-        containers = [containers[compute_of(containers)]]
+        containers = [containers[compute_index(containers)]]
     else:
         options = options.of_plain_pod()
     devices = devices_of_containers(containers, what)

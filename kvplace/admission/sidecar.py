@@ -80,7 +80,7 @@ _QEMU = 107
 _SECURITY = {"readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False}
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class _HookSidecar(msgspec.Struct, frozen=True):
     """One entry of `hookSidecars`."""
 
     command: Any = None
@@ -95,7 +95,7 @@ def with_hook_sidecar(entries: str | None, image: str) -> str | None:
     if entries is None:
         return f"[{ours}]"
     try:
-        read = msgspec.json.decode(entries, type=list[_Entry] | None) or []
+        read = msgspec.json.decode(entries, type=list[_HookSidecar] | None) or []
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         fix = 'must be a JSON list of objects such as [{"image": "..."}]; correct it or remove it'
         raise BadAnnotation(HOOK_SIDECARS, entries, fix) from None
@@ -168,10 +168,10 @@ def add_sidecar_fields(pod: Pod, spec: EditedObject, what: str, image: str) -> N
             added.put("resources", {"requests": _RESOURCES["limits"], "limits": _RESOURCES["limits"]})
         _complete_container(added)
         spec.list("initContainers").append(added.values)
-    _show_to_libvirt(spec.list("containers").object(compute_of(others)))
+    _show_to_libvirt(spec.list("containers").object(compute_index(others)))
 
 
-def compute_of(containers: Sequence[AdmittedContainer]) -> int:
+def compute_index(containers: Sequence[AdmittedContainer]) -> int:
     """Return the position of the container with libvirt and QEMU, the first one where none has its name."""
     names = [container.name for container in containers]
     return names.index(COMPUTE) if COMPUTE in names else 0

@@ -42,7 +42,7 @@ from kvplace.admission.objects import (
     typed,
     whole_pages,
 )
-from kvplace.admission.sidecar import compute_of
+from kvplace.admission.sidecar import compute_index
 from kvplace.core.errors import Misconfigured
 from kvplace.core.json_fields import MAX_BYTES
 from kvplace.core.node_devices import is_device, read_device_counts
@@ -304,7 +304,7 @@ def request_cpus(after: EditedObject, request: Request, what: str, *, is_vm: boo
     pod = typed(after.values, Pod)
     containers = after.object("spec").list("containers")
     if is_vm:
-        index = compute_of(pod.spec.containers)
+        index = compute_index(pod.spec.containers)
         compute = pod.spec.containers[index]
         warnings = _request_rest(containers.object(index), compute, pod.spec, request, what)
     else:

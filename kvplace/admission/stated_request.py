@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from kvplace.admission.objects import AdmittedMetadata, Pod, Vm, Vmi, VmiSpec, title, typed
+from kvplace.admission.objects import AdmittedMetadata, Pod, Vm, Vmi, VmiSpec, admitted_name, typed
 from kvplace.admission.pod import request_of_pod
 from kvplace.admission.size import (
     claimed_devices,
@@ -51,7 +51,7 @@ def stated_request(document: Mapping[str, Any], *, namespace: str = "") -> PodRe
             vm = typed(document, Vm)
             template = vm.spec.template
             annotations = (template.metadata.annotations if template.metadata else None) or {}
-            what = f"{title(Vm, vm.metadata, namespace)}: spec.template.spec"
+            what = f"{admitted_name(Vm, vm.metadata, namespace)}: spec.template.spec"
             if (document.get("spec") or {}).get("instancetype") and read_options(annotations) is not None:
                 raise Misconfigured(
                     f"{what}: the size of this VM comes from its instancetype; give the output of "
@@ -60,7 +60,7 @@ def stated_request(document: Mapping[str, Any], *, namespace: str = "") -> PodRe
             return _of_vm(annotations, template.spec, what, _name(vm.metadata, namespace))
         case "VirtualMachineInstance":
             vmi = typed(document, Vmi)
-            what = f"{title(Vmi, vmi.metadata, namespace)}: spec"
+            what = f"{admitted_name(Vmi, vmi.metadata, namespace)}: spec"
             return _of_vm(vmi.metadata.annotations or {}, vmi.spec, what, _name(vmi.metadata, namespace))
         case "Pod":
             return _of_pod(typed(document, Pod), namespace)
@@ -104,7 +104,7 @@ def _of_pod(pod: Pod, namespace: str) -> PodRequest | None:
     if options is None or options.policy is Policy.NONE:
         return None
     check_agreement(options, annotations)
-    what = title(Pod, pod.metadata, namespace)
+    what = admitted_name(Pod, pod.metadata, namespace)
     return request_of_pod(pod, options, size_of_pod(pod.spec.containers, what), what)
 
 

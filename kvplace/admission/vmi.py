@@ -27,7 +27,7 @@ from kvplace.admission.objects import (
     Vm,
     Vmi,
     VmiSpec,
-    title,
+    admitted_name,
     typed,
 )
 from kvplace.admission.sidecar import HOOK_SIDECARS, with_hook_sidecar
@@ -72,7 +72,7 @@ def admit_vmi(
     """
     vmi = typed(raw, Vmi)
     annotations = vmi.metadata.annotations or {}
-    what = f"{title(Vmi, vmi.metadata, namespace)}: spec"
+    what = f"{admitted_name(Vmi, vmi.metadata, namespace)}: spec"
     checked = check_vm(annotations, vmi.spec, what, largest_node)
     if checked is None:
         return Admitted(raw, without_effect(annotations))
@@ -275,7 +275,7 @@ def _template_of(vm: Vm, namespace: str) -> tuple[Mapping[str, str], VmiSpec, st
     """Return the annotations and the spec of a VM's VMIs, and the path of the spec for errors."""
     template = vm.spec.template
     annotations = (template.metadata.annotations if template.metadata else None) or {}
-    return annotations, template.spec, f"{title(Vm, vm.metadata, namespace)}: spec.template.spec"
+    return annotations, template.spec, f"{admitted_name(Vm, vm.metadata, namespace)}: spec.template.spec"
 
 
 def _refusal(raw: Mapping[str, Any], namespace: str) -> str | None:
@@ -304,7 +304,7 @@ def admit_vmi_edit(
     """
     vmi, before = typed(raw, Vmi), typed(old, Vmi)
     annotations = vmi.metadata.annotations or {}
-    what = f"{title(Vmi, vmi.metadata, namespace)}: spec"
+    what = f"{admitted_name(Vmi, vmi.metadata, namespace)}: spec"
     patch: list[Operation] = []
     after = edited(raw, patch)
     warnings: tuple[str, ...] = ()

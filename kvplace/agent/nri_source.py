@@ -37,7 +37,7 @@ from kvplace.linux.container_watch import cgroup_folder
 from kvplace.linux.inotify import FileChange, FileReport, Inotify, calling
 from kvplace.linux.kernel_files import Gone
 from kvplace.nri import values as nri
-from kvplace.nri.plugin import MAX_UPDATES, Handler, NriRuntime
+from kvplace.nri.plugin import MAX_UPDATES, NriHandler, NriRuntime
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ _QEMU_HOOKS = "/etc/libvirt/hooks/qemu.d"
 """Where the hook that gives an incoming QEMU the CPU numbers of this node is mounted."""
 
 
-class NriSource(Handler):
+class NriSource(NriHandler):
     """The plugin's handler."""
 
     events = frozenset(

@@ -85,7 +85,7 @@ class PlannedNode(Protocol):
 
 
 @dataclass(slots=True)
-class _Progress:
+class _GuardedPod:
     """The state that is kept for one pod."""
 
     plan: PodPlan | None = None
@@ -137,7 +137,7 @@ class PinningGuard:
         self._pins = Deliveries(self._tell_libvirt)
         # An API server that is back gets them soon.
         self._conditions = Deliveries(self._write_condition, longest_s=AGAIN_S)
-        self._pods: dict[PodUid, _Progress] = {}
+        self._pods: dict[PodUid, _GuardedPod] = {}
         self._wake = asyncio.Event()
         self._closed = False
         node.subscribe(self._wake.set)
@@ -206,7 +206,7 @@ class PinningGuard:
 
     def _take(self, plan: PodPlan, finding: PodFinding | None) -> None:
         """Draw the consequences of one check of one pod."""
-        progress = self._pods.setdefault(plan.uid, _Progress())
+        progress = self._pods.setdefault(plan.uid, _GuardedPod())
         record, before = self._own.pods.get(plan.uid), progress.finding
         same = plan == progress.plan and finding is before and record is progress.record
         if same and plan.settled and finding is not None and finding.in_order:
@@ -273,7 +273,7 @@ class PinningGuard:
             regarding.append(vmi_reference(pod.namespace, pod.vmi, pod.vmi_uid))
         return regarding
 
-    def _follow(self, progress: _Progress, finding: PodFinding) -> None:
+    def _follow(self, progress: _GuardedPod, finding: PodFinding) -> None:
         """Confirm a revision that every thread follows, and give up a revision that they cannot follow."""
         plan = finding.plan
         revision, known = plan.revision, self._own.revisions.of(plan.uid)
@@ -291,7 +291,7 @@ class PinningGuard:
         elif self._clock() - progress.since >= REVISION_WITHIN_S:
             self._own.revisions.failed(plan.uid, revision, finding.explanation, self._own.ledger)
 
-    async def _move_memory(self, plan: PodPlan, progress: _Progress, pid: int) -> None:
+    async def _move_memory(self, plan: PodPlan, progress: _GuardedPod, pid: int) -> None:
         try:
             if why := await self._memory.move(pid, plan.bound):
                 log.warning("pod %s/%s: %s", plan.namespace, plan.pod, why, extra={"uid": plan.uid})

@@ -218,7 +218,7 @@ class WatchedPod:
         self.qemu: QemuProcess | None = None
         self._mounted = mounted
         self._proc = proc
-        self._cpusets: dict[str, _CpusetFile] = {}
+        self._cpusets: dict[str, _EffectiveCpusFile] = {}
         self._affinities: list[tuple[Tid, set[int]]] = []
 
     def close(self) -> None:
@@ -264,7 +264,7 @@ class WatchedPod:
         for container in self.containers:
             if container.name not in self._cpusets:
                 with suppress(Gone):
-                    self._cpusets[container.name] = _CpusetFile(container.cgroup)
+                    self._cpusets[container.name] = _EffectiveCpusFile(container.cgroup)
         if not self._cpusets:
             raise Gone("no container of the pod has started, or all have ended")
 
@@ -315,7 +315,7 @@ class WatchedPod:
         return memory_of_cgroup(folders_of(process, self._mounted, container))
 
 
-class _CpusetFile:
+class _EffectiveCpusFile:
     """The file with the effective cpuset of a cgroup."""
 
     def __init__(self, cgroup: Path) -> None:

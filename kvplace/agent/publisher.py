@@ -91,7 +91,7 @@ class PublisherClient(Protocol):
 
 
 @dataclass(slots=True)
-class _Resources:
+class _ResourceTopologyState:
     """The known state of the NodeResourceTopology."""
 
     record: ResourceTopologyRecord | None = None
@@ -130,7 +130,7 @@ class Publisher:
         """As this process has written it last."""
         self._version = ""
         """The resource version of the NodeTopology with that status; empty while the outcome is unknown."""
-        self._resources = _Resources()
+        self._resources = _ResourceTopologyState()
         self._usage_changed_at: float | None = None
         self._changed = asyncio.Event()
         for source in (own, machine, report):
@@ -320,14 +320,15 @@ class Publisher:
         try:
             record = await self._cluster.write_resource_topology(node, document, known.record)
         except Conflict:
-            self._resources = _Resources()  # another client has written or deleted it: read its writer again
+            # Another client has written or deleted it: read its writer again.
+            self._resources = _ResourceTopologyState()
             raise
         except Refused:
             if known.record is None:
                 log.info("the cluster has no NodeResourceTopologies: none is written")
-            self._resources = _Resources(
+            self._resources = _ResourceTopologyState(
                 no_kind_until=loop.time() + ANOTHER_KIND_S if known.record is None else 0.0
             )
             return
         metrics.WRITES.labels("resources").inc()
-        self._resources = _Resources(record, document)
+        self._resources = _ResourceTopologyState(record, document)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.drawing.occupancy import printable
@@ -20,7 +20,7 @@ from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.quantity import counted
 from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuId, PodUid
-from kvplace.core.strict_json import did_you_mean, json_object, kind_of, known_keys, shown
+from kvplace.core.strict_json import Json, did_you_mean, json_object, kind_of, known_keys, shown
 from kvplace.core.well_known_names import PLACEMENT
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ FORMATS = (
 )
 _MAX_BYTES = 64 * 1024 * 1024
 _ANSWER_KEYS = {"placement", "refusal", "released", "error", "moves", "running", "placed"}
-
-Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +253,7 @@ class ClaimsByNode:
             raise self._bad(where, f"{key} must be a list, not {kind_of(entries)}")
         for number, entry in enumerate(entries):
             at = f"{where} {key}[{number}]".lstrip()
-            if not isinstance(entry, Mapping):
+            if not isinstance(entry, dict):
                 raise self._bad(at, f"must be a mapping, not {kind_of(entry)}")
             yield entry, at
 
@@ -292,11 +290,11 @@ def read_placements(source: str, machine: str, fingerprint: str, *, node: str | 
 
 def read_claims(source: str, fingerprint: str) -> ClaimsByNode:
     """Read the claims on all nodes of a file, or of stdin for `-`; raises BadBody."""
-    from kvplace.documents.reading import read_text, source_name
+    from kvplace.documents.reading import read_source, source_name
 
     what = source_name(source)
     claims = ClaimsByNode(what, fingerprint)
-    documents = list(_documents(read_text(source, what, _MAX_BYTES), what))
+    documents = list(_documents(read_source(source, what, _MAX_BYTES), what))
     if not documents:
         raise BadBody(f"{what} contains no placements; give {FORMATS}")
     for where, document in documents:

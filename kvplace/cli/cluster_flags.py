@@ -159,7 +159,7 @@ def _metadata(context: click.Context, resource: str, selector: str = "") -> list
 
     from kvplace.cli.live_cluster import run_until_interrupt
     from kvplace.core.strict_json import json_object
-    from kvplace.kube.calls import METADATA_LIST, Call
+    from kvplace.kube.calls import METADATA_LIST, ApiCall
     from kvplace.kube.watches import ApiKind
 
     flags = ClusterFlags(**{name: context.params[name] for name in FLAG_NAMES if context.params.get(name)})
@@ -168,7 +168,7 @@ def _metadata(context: click.Context, resource: str, selector: str = "") -> list
     async def answer() -> bytes:
         async with flags.open() as live:
             path = ApiKind(resource).path(namespace=live.namespace if selector else "")
-            call = Call("list", resource, path, query=query, accept=METADATA_LIST)
+            call = ApiCall("list", resource, path, query=query, accept=METADATA_LIST)
             return await live.session.request(call, limit=1 << 24)
 
     try:

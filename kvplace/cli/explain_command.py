@@ -119,7 +119,7 @@ def _read_files(filenames: Sequence[str], target: str) -> Document:
 
 def _explain_on_machine(document: Document, machine: str, output: Output) -> int:
     """Explain a VM on one machine that has no other VM."""
-    from kvplace.cli.manifest_vms import report_lines, stated_vm
+    from kvplace.cli.manifest_vms import decision_lines, stated_vm
     from kvplace.cli.parameters import chosen_machine
     from kvplace.cli.place_session import AnswerKind, PlaceSession
     from kvplace.explain.notes import notes_on_document
@@ -132,6 +132,6 @@ def _explain_on_machine(document: Document, machine: str, output: Output) -> int
     known = chosen_machine(machine)
     answer = PlaceSession(known).place(vm.name, vm.request)
     assert answer.decision is not None
-    lines = report_lines(vm, known, answer.decision, changes=None)
+    lines = decision_lines(vm, known, answer.decision, changes=None)
     print_answer(output, lambda: answer.document, lines)
     return ExitCode.DONE if answer.kind is AnswerKind.PLACED else ExitCode.DOES_NOT_FIT

@@ -12,7 +12,7 @@ from kvplace.core.occupant import Nearness, Neighbour
 from kvplace.core.placement import Placement, Reason
 from kvplace.core.quantity import about_bytes, counted, first_of
 from kvplace.core.request import DeviceNuma, EmulatorThreads, GuestNuma, NumaMemory, Request, Smt
-from kvplace.explain.explanation import Event, Explanation, Fitting, Seat
+from kvplace.explain.explanation import Explanation, Fitting, Seat, VmEvent
 from kvplace.nodes.cluster_view import agreement_needed
 from kvplace.nodes.node_machine import NodeMachine
 
@@ -179,7 +179,7 @@ _NEIGHBOUR_COLUMNS: tuple[Column[Neighbour], ...] = (
     Column("SHARES", lambda one: one.nearness.value),
     Column("ITS CPUS THERE", lambda one: format_cpu_list(one.shared)),
 )
-_EVENT_COLUMNS: tuple[Column[Event], ...] = (
+_EVENT_COLUMNS: tuple[Column[VmEvent], ...] = (
     Column("LAST SEEN", lambda one: one.when),
     Column("COUNT", lambda one: str(one.count)),
     Column("OBJECT", lambda one: one.about),

@@ -138,10 +138,10 @@ async def _get_vms(
 ) -> int:
     from kvplace.cli.view_tables import vm_columns, vm_reference
     from kvplace.nodes.cluster_reading import read_listed_vms, watch_listed_vms
-    from kvplace.nodes.view_output import VM_KIND, vm_document
+    from kvplace.nodes.view_output import VM_KIND, vm_view_document
 
     columns = vm_columns(lambda: live.session.server_time, with_namespace=not live.namespace)
-    listing = Listing(VM_KIND, columns, vm_document, vm_reference, output, headers=headers)
+    listing = Listing(VM_KIND, columns, vm_view_document, vm_reference, output, headers=headers)
     if watch:
         async for listed in watch_listed_vms(live.api, live.vms, gather_s=GATHER_S):
             say(*listed.notes)
@@ -165,9 +165,9 @@ async def _get_nodes(
     from kvplace.cli.view_tables import NODE_COLUMNS
     from kvplace.kube.watches import NODE_STATUSES, NODES, Selector
     from kvplace.nodes.cluster_reading import read_cluster, read_node, watched_nodes
-    from kvplace.nodes.view_output import NODE_KIND, node_document
+    from kvplace.nodes.view_output import NODE_KIND, node_view_document
 
-    listing = Listing(NODE_KIND, NODE_COLUMNS, node_document, _node_reference, output, headers=headers)
+    listing = Listing(NODE_KIND, NODE_COLUMNS, node_view_document, _node_reference, output, headers=headers)
     selector = Selector(label_terms=live.label_terms)
     if watch:
         async for is_first, nodes in watched_nodes(live.api, selector, gather_s=GATHER_S):
@@ -252,14 +252,14 @@ async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: O
 async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Output) -> None:
     from kvplace.cli.view_tables import NAMESPACE, TOP_VM_COLUMNS, vm_reference
     from kvplace.nodes.cluster_reading import read_listed_vms
-    from kvplace.nodes.view_output import VM_KIND, vm_document
+    from kvplace.nodes.view_output import VM_KIND, vm_view_document
 
     listed = await read_listed_vms(live.api, live.vms)
     say(*listed.notes)
     # A VM without a pod holds nothing, nor does a pod that has ended: a migration leaves one for long.
     vms = sorted((vm for vm in listed.vms if vm.has_pod and not vm.is_over), key=_VM_KEYS[order])
     columns = (*((NAMESPACE,) if not live.namespace else ()), *TOP_VM_COLUMNS)
-    Listing(VM_KIND, columns, vm_document, vm_reference, output).print_all(vms[:limit])
+    Listing(VM_KIND, columns, vm_view_document, vm_reference, output).print_all(vms[:limit])
     if output in (Output.TABLE, Output.WIDE):
         if not vms:
             say(f"there is no VM that requests cores in {live.namespace or 'the cluster'}")

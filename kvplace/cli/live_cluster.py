@@ -36,7 +36,7 @@ from kvplace.core.strict_json import json_object
 from kvplace.kube import list_watch
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.api_errors import ApiUnavailable, Denied, Expired, NotFound, Unauthenticated, unanswered
-from kvplace.kube.calls import Call
+from kvplace.kube.calls import ApiCall
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.object_client import ObjectClient
 from kvplace.kube.session import Limits, Session, open_session
@@ -189,7 +189,7 @@ def missing_right(error: Denied) -> str:
 async def _not_installed(error: NotFound, session: Session) -> Absent | None:
     """State why the cluster does not serve one of our kinds."""
     try:
-        body = await session.request(Call("get", GROUP, f"/apis/{GROUP}"))
+        body = await session.request(ApiCall("get", GROUP, f"/apis/{GROUP}"))
     except NotFound:
         return Absent(
             f"{session.server} has no kvplace: its objects are not installed; "

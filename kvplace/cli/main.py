@@ -69,7 +69,7 @@ Exit codes:
 """
 
 
-class _Commands(Commands):
+class _LazyCommands(Commands):
     """Commands that are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -94,7 +94,7 @@ class _Commands(Commands):
 
 
 @click.group(
-    cls=_Commands,
+    cls=_LazyCommands,
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

@@ -13,7 +13,7 @@ from typing import Any
 from kvplace.admission.stated_request import devices_elsewhere, expanded, stated_request
 from kvplace.cli.explain_lines import asked
 from kvplace.cli.output import say
-from kvplace.cli.place_session import Decision, domain_phrases
+from kvplace.cli.place_session import PlaceDecision, domain_phrases
 from kvplace.core.annotations import written_without_effect
 from kvplace.core.cpu_map import cpu_map_of
 from kvplace.core.cpuset import format_cpu_list, mask_of
@@ -133,8 +133,8 @@ _CHANGES = 4
 """Changes that are shown for a VM that does not fit, the smallest first, unless all are wanted."""
 
 
-def report_lines(
-    vm: StatedVm, machine: Machine, decision: Decision, changes: int | None = _CHANGES
+def decision_lines(
+    vm: StatedVm, machine: Machine, decision: PlaceDecision, changes: int | None = _CHANGES
 ) -> Iterator[str]:
     """Write one line on the answer, then one for each annotation with its value and its effect."""
     found, request, has_qemu = decision.found, vm.request, vm.kind != "Pod"

@@ -172,7 +172,7 @@ def machine_argument(complete: _Completer = complete_machine) -> Callable[[_Func
 
 def chosen_machine(name: str | None, *, reserved: str | None = None, state: str | None = None) -> Machine:
     """Find a machine, set its reserved CPUs and the CPUs of the kubelet's `state`, and report its notes."""
-    from kvplace.documents.reading import read_text, source_name
+    from kvplace.documents.reading import read_source, source_name
     from kvplace.machines.machine import find_machine
 
     machine = find_machine(name)
@@ -180,7 +180,7 @@ def chosen_machine(name: str | None, *, reserved: str | None = None, state: str 
         machine = machine.with_reserved(reserved, "--reserved")
     if state is not None:
         what = source_name(state)
-        machine = machine.with_kubelet_cpus(read_text(state, f"--cpu-manager-state {what}"), what)
+        machine = machine.with_kubelet_cpus(read_source(state, f"--cpu-manager-state {what}"), what)
     say(*machine.notes)
     return machine
 

@@ -153,8 +153,8 @@ def _answer(
         number, line = asked
         answer = session.answer(line, number, watch)
         return answer, answer.sentence
-    from kvplace.cli.manifest_vms import report_lines
+    from kvplace.cli.manifest_vms import decision_lines
 
     answer = session.place(asked.name, asked.request, watch=watch)
     assert answer.decision is not None
-    return answer, "\n".join(report_lines(asked, machine, answer.decision))
+    return answer, "\n".join(decision_lines(asked, machine, answer.decision))

@@ -31,7 +31,7 @@ from kvplace.core.node_devices import NodeDevices
 from kvplace.core.occupant import Occupant, devices_beside, occupant_of_claim
 from kvplace.core.placement import Placement, Refusal, placement_document
 from kvplace.core.request import Request
-from kvplace.core.request_json import id_of, request_of
+from kvplace.core.request_json import id_of, read_strict_request
 from kvplace.core.scalars import CpuMask, PodUid
 from kvplace.core.search_budget import MAX_STEPS, MAX_STEPS_THOROUGH, Watch, unwatched
 from kvplace.core.strict_json import Json, json_object, known_keys, shown
@@ -58,7 +58,7 @@ class AnswerKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PlaceDecision:
     """The decision about one request, and the moves before it."""
 
     found: Placement | Refusal
@@ -76,7 +76,7 @@ class PlaceAnswer:
     kind: AnswerKind
     document: Json
     sentence: str
-    decision: Decision | None = None
+    decision: PlaceDecision | None = None
     """The request in the words of the sentence; None for a release and for an invalid line."""
 
 
@@ -143,7 +143,7 @@ class PlaceSession:
         uid = name or f"request-{number}"
         if self._keep:
             name = uid  # a kept VM can be moved and released by its id
-        request = request_of(document, also=("id", "free"))
+        request = read_strict_request(document, also=("id", "free"))
         only = None
         if "free" in document:
             text = document["free"]
@@ -198,10 +198,10 @@ class PlaceSession:
         placed = placement_document(self._machine.name, self._topology, request, move.after, uid=move.id)
         return {**move_document(move), "placement": placed}
 
-    def _decide(self, request: Request, only: CpuMask, watch: Watch) -> Decision:
+    def _decide(self, request: Request, only: CpuMask, watch: Watch) -> PlaceDecision:
         refusal = too_few_devices(self._free_devices, request.devices)
         if refusal is not None:
-            return Decision(refusal, ())
+            return PlaceDecision(refusal, ())
         no_moves = None
         if self._make_room:
             found = make_room(
@@ -214,7 +214,7 @@ class PlaceSession:
                 watch=watch,
             )
             if isinstance(found, MovePlan):
-                return Decision(found.placement, found.moves, interrupted=found.interrupted)
+                return PlaceDecision(found.placement, found.moves, interrupted=found.interrupted)
             no_moves = found
         interrupted = no_moves is not None and no_moves.interrupted
         free = free_of(self._topology, self._ledger, self._others, only=only, devices=self._free_devices)
@@ -226,7 +226,7 @@ class PlaceSession:
             suggestions = find_suggestions(self._topology, free, request, movable, only=only)
         if no_moves is not None:
             suggestions = replace(suggestions, no_moves=no_moves)
-        return Decision(answer, (), interrupted, suggestions)
+        return PlaceDecision(answer, (), interrupted, suggestions)
 
     @property
     def _free_devices(self) -> NodeDevices | None:

@@ -110,7 +110,7 @@ def _plan(
 ) -> int:
     """Plan, print the plan, and return the exit code that states whether every VM has a place."""
     from kvplace.core.cluster.planning import plan
-    from kvplace.plan.plan_documents import plan_document, summary
+    from kvplace.plan.plan_documents import plan_document, plan_summary
 
     with Progress("planning", len(vms), "VM") as progress:
         found = plan(
@@ -132,7 +132,7 @@ def _plan(
         if found.planned:
             yield from (*table_of(_columns(), found.planned, wide=output is Output.WIDE), "")
         restarts = [("restarts", f"{name}: {why}") for name, why in (restarting or {}).items()]
-        for title, sentence in (*summary(found, need_movable), *restarts):
+        for title, sentence in (*plan_summary(found, need_movable), *restarts):
             yield f"{title:<12}{sentence}"
 
     print_answer(output, document, lines(), (vm.id for vm in found.planned))
@@ -152,11 +152,11 @@ def _plan(
 def _read_requests(
     source: str, running: AbstractSet[str], closed_to: ClosedTo | None
 ) -> tuple[VmRequest, ...]:
-    from kvplace.documents.reading import read_text, source_name
+    from kvplace.documents.reading import read_source, source_name
     from kvplace.plan.plan_documents import vm_requests_of
 
     what = source_name(source)
-    text = read_text(source, what)
+    text = read_source(source, what)
     if "apiVersion" not in text:
         return vm_requests_of(text, what, running, closed_to)
     from kvplace.cli.manifest_vms import stated_vms

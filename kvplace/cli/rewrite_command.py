@@ -70,10 +70,10 @@ def _of_cpu_map(text: str) -> PodPlacement:
 
 def _placement(path: str) -> PodPlacement:
     """Read an annotation, or one answer of `kvplace place` that holds one."""
-    from kvplace.documents.reading import read_text
+    from kvplace.documents.reading import read_source
 
     what = _called("--placement", path)
-    text = read_text(path, what, _MAX_PLACEMENT_BYTES)
+    text = read_source(path, what, _MAX_PLACEMENT_BYTES)
     lines = text.strip().splitlines()
     if not lines:
         raise BadBody(f"{what} is empty; give one answer of `kvplace place -o json`")
@@ -92,11 +92,11 @@ def _placement(path: str) -> PodPlacement:
 
 def _notes_about(path: str) -> tuple[str, ...]:
     """Return the fields of a VMI that matter for the domain; raises BadBody when it is not a VMI."""
-    from kvplace.documents.reading import read_document, read_text
+    from kvplace.documents.reading import read_document, read_source
     from kvplace.hook.define_domain import MIGRATION_TARGET, is_migration_target
 
     what = _called("--vmi", path)
-    vmi = read_document(read_text(path, what), what)
+    vmi = read_document(read_source(path, what), what)
     if vmi.get("kind", _VMI) != _VMI or "metadata" not in vmi:
         raise BadBody(f"{what} is not a {_VMI}; give the output of `kubectl get vmi NAME -o json`")
     try:

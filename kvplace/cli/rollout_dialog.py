@@ -22,7 +22,7 @@ from kvplace.core.errors import BadBody
 from kvplace.core.quantity import counted
 from kvplace.core.strict_json import shown
 from kvplace.core.vm_stages import VmStage
-from kvplace.documents.reading import read_manifests, read_text, source_name
+from kvplace.documents.reading import read_manifests, read_source, source_name
 from kvplace.rollout.report import Counts, Report
 from kvplace.rollout.run import RolloutRun
 from kvplace.rollout.templates import Rollout, read_rollout, read_template
@@ -96,7 +96,7 @@ def _names_in(file: str) -> list[str]:
     """Read a list of names, one on each line, without blank lines and the text after a #."""
     what = source_name(file)
     found: dict[str, int] = {}
-    for number, line in enumerate(read_text(file, what).splitlines(), 1):
+    for number, line in enumerate(read_source(file, what).splitlines(), 1):
         name = line.partition("#")[0].strip()
         if name in found:
             raise BadBody(f"{what}: line {number} names {shown(name)} again, as line {found[name]} does")

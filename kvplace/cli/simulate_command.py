@@ -48,7 +48,7 @@ def command(scenario: str | None, output: Output) -> int:
     is 0. Ctrl-C ends early, with the report of the simulations so far, and exit code 130.
     """
     from kvplace.simulate.scenario import load_scenario
-    from kvplace.simulate.simulation import report_document, simulate
+    from kvplace.simulate.simulation import simulate, simulation_document
 
     if scenario is None:
         raise click.UsageError(
@@ -69,7 +69,7 @@ def command(scenario: str | None, output: Output) -> int:
                 break
     print_answer(
         output,
-        lambda: report_document(chosen, outcomes, interrupted=progress.interrupted),
+        lambda: simulation_document(chosen, outcomes, interrupted=progress.interrupted),
         _table(chosen, outcomes),
     )
     if progress.interrupted and not output.is_document:
@@ -80,14 +80,14 @@ def command(scenario: str | None, output: Output) -> int:
 
 
 def _table(scenario: Scenario, outcomes: list[SimulationOutcome]) -> Iterator[str]:
-    from kvplace.simulate.simulation import summary
+    from kvplace.simulate.simulation import simulation_summary
 
     head = f"{counted(len(scenario.nodes), 'node')}{_seeds(scenario)}"
     columns: list[Column[str]] = [Column(head, lambda title: title)]
     titles: list[str] = []
     for strategy in scenario.strategies:
         if found := [outcome for outcome in outcomes if outcome.strategy is strategy]:
-            values = summary(found)
+            values = simulation_summary(found)
             columns.append(Column(strategy.value, values.__getitem__))
             titles = list(values)
     yield from table_of(columns, titles)
@@ -116,13 +116,13 @@ def demo(vms: int, nodes: int, seed: int, output: Output) -> int:
     """
     import asyncio
 
-    from kvplace.simulate.demo import DemoSettings, report_document, run_demo
+    from kvplace.simulate.demo import DemoSettings, demo_document, run_demo
 
     with Progress("placing", vms, "VM") as progress:
         settings = DemoSettings(vms, nodes, seed)
         report = asyncio.run(run_demo(settings, lambda so_far: progress.show(so_far.done)))
     if output.is_document:
-        print_document(report_document(report), output)
+        print_document(demo_document(report), output)
     else:
         _print_demo(report, console(sys.stdout))
     if report.cpus_owned_twice:

@@ -44,7 +44,7 @@ from kvplace.core.drawing.core_map import (
     ThreadState,
     distance_phrases,
 )
-from kvplace.core.drawing.occupancy import name_of, printable
+from kvplace.core.drawing.occupancy import name_of_vm, printable
 from kvplace.core.ledger import Claim
 from kvplace.core.quantity import format_bytes
 
@@ -59,7 +59,7 @@ _SELDOM = (_EMULATOR, _IO_THREADS, _DEVICES)
 _BEHIND_A_SEPARATOR = re.compile(r"(?<=[/.-])")
 
 
-def colour_of(index: int) -> str:
+def legend_colour(index: int) -> str:
     """Choose the colour of a VM by its place in the legend."""
     return _COLOURS[index % len(_COLOURS)]
 
@@ -101,7 +101,7 @@ def legend(drawing: CoreMap, width: int, *, wide: bool) -> Table:
 
 
 def _label(entry: LegendEntry, index: int) -> Text:
-    return Text(entry.label, style=f"bold {colour_of(index)}")
+    return Text(entry.label, style=f"bold {legend_colour(index)}")
 
 
 def _widest(text: str) -> int:
@@ -111,7 +111,7 @@ def _widest(text: str) -> int:
 def _cells(entry: LegendEntry, width: int, *, wide: bool) -> dict[str, str]:
     claim, placement = entry.claim, entry.placement
     cells = {
-        "VM": name_of(claim),
+        "VM": name_of_vm(claim),
         "POLICY": claim.policy.value,
         "CPUS": cpu_lines(claim.cpus | claim.owned, width),
         _EMULATOR: cpu_lines(placement.emulator_cpus, width) if placement else "",
@@ -123,7 +123,7 @@ def _cells(entry: LegendEntry, width: int, *, wide: bool) -> dict[str, str]:
 
 def _lines_about(entry: LegendEntry, width: int, *, wide: bool) -> Iterator[str]:
     claim = entry.claim
-    pieces = [piece for piece in _BEHIND_A_SEPARATOR.split(name_of(claim)) if piece]
+    pieces = [piece for piece in _BEHIND_A_SEPARATOR.split(name_of_vm(claim)) if piece]
     yield from lines_of(pieces, "", width)
     yield from lines_of([claim.policy.value, cpu_lines(claim.cpus | claim.owned, width)], " ", width)
     yield entry.qemu_threads
@@ -206,7 +206,7 @@ class _Printer:
         nodes = [node for package in drawing.packages for node in package.nodes]
         self._margin = max(len(_l3_title(l3)) for node in nodes for l3 in node.l3_groups)
         self._mark_width = max((len(_mark(thread)) for thread in drawing.threads), default=1)
-        self._colours = {entry.label: colour_of(index) for index, entry in enumerate(drawing.legend)}
+        self._colours = {entry.label: legend_colour(index) for index, entry in enumerate(drawing.legend)}
 
     def node(self, node: NodeBox) -> Iterator[Text]:
         title = f"NUMA {node.id}{_star(node)}  "

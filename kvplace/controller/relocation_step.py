@@ -97,12 +97,12 @@ class Resume:
 
 ClaimStep: TypeAlias = Begin | Finish | GoBack | Resume
 """The steps that change the ledger: `relocation_claims` has the change of each."""
-Step: TypeAlias = Cannot | Write | ClaimStep
+RelocationStep: TypeAlias = Cannot | Write | ClaimStep
 
 _HOOK_WAITS = (DeviceNuma.REQUIRED, DeviceNuma.SOCKET)
 
 
-def next_step(pod: PodRecord, node: CheckedNode) -> Step | None:
+def next_step(pod: PodRecord, node: CheckedNode) -> RelocationStep | None:
     """Return the next step for a pod that is bound to a node.
 
     None where the pod has the cores of its request, and where the next step is another component's: the
@@ -134,7 +134,7 @@ def next_step(pod: PodRecord, node: CheckedNode) -> Step | None:
         return Cannot(str(error))
 
 
-def answer_to(step: ClaimStep, pod: PodRecord) -> EventRecord | None:
+def end_event(step: ClaimStep, pod: PodRecord) -> EventRecord | None:
     """Return the event that states to the owner of a pod how a relocation ends; None before its end.
 
     The pod's condition states the same.
@@ -164,7 +164,7 @@ def _answer_edit(
     claim: Claim | None,
     placed: PodPlacement | None,
     report: PodReport | None,
-) -> Step | None:
+) -> RelocationStep | None:
     """Return the first step after an edit; raises BadAnnotation if it, or the request, cannot be read."""
     asking = node.edits.get(pod.uid, {})
     asked = read_options(asking)
@@ -259,7 +259,7 @@ def _is_taken(ledger: Ledger, placed: PodPlacement) -> bool:
 
 def _go_on(
     claim: Claim, relocation: Relocation, placed: PodPlacement | None, report: PodReport | None
-) -> Step | None:
+) -> RelocationStep | None:
     """Return the step after Begin."""
     if placed is None or placed.revision < relocation.next.revision:
         return Write(relocation.next)

@@ -14,7 +14,7 @@ from prometheus_client import Counter
 
 from kvplace.controller.cluster import CheckedNode, ControllerClient, checked_node
 from kvplace.controller.relocation_claims import claim_change
-from kvplace.controller.relocation_step import Begin, Cannot, ClaimStep, Finish, Write, answer_to, next_step
+from kvplace.controller.relocation_step import Begin, Cannot, ClaimStep, Finish, Write, end_event, next_step
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import Conflict, Forbidden, KvplaceError, Refused
 from kvplace.core.ledger import Ledger, LedgerChange
@@ -126,7 +126,7 @@ class Relocator:
             is_changed |= bool(change)
             return change, why
 
-        event = answer_to(step, pod)
+        event = end_event(step, pod)
         if event is not None:
             await self._set_condition(pod, event)
         why = await self._cache.ledgers.change(pod.node, decide)

@@ -90,7 +90,7 @@ def read_request(fields: Fields) -> Request:
     )
 
 
-def request_of(document: Mapping[str, Any], *, also: Iterable[str] = ()) -> Request:
+def read_strict_request(document: Mapping[str, Any], *, also: Iterable[str] = ()) -> Request:
     """Read a request that a person or program asks with; raises BadBody.
 
     More than `read_request` it refuses keys that are not known, options that exclude each other, memory

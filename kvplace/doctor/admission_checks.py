@@ -15,8 +15,8 @@ from kvplace.doctor.installation import (
     CERTIFICATES,
     Finding,
     Installation,
+    object_name,
     some,
-    title,
     warning,
     wrong,
 )
@@ -69,7 +69,7 @@ def check_webhooks(found: Installation) -> Iterator[Finding]:
     for resource, names in WEBHOOKS.items():
         for name in names:
             registered = [
-                (title(one, _KINDS[resource]), webhook)
+                (object_name(one, _KINDS[resource]), webhook)
                 for one in found.of(resource)
                 for webhook in items_at(one, "webhooks")
                 if webhook.get("name") == name
@@ -170,7 +170,7 @@ def check_policies(found: Installation) -> Iterator[Finding]:
 def check_certificates(found: Installation) -> Iterator[Finding]:
     """Check the certificates that cert-manager renews, where it does."""
     for one in found.of("certificates"):
-        about = title(one, "Certificate")
+        about = object_name(one, "Certificate")
         ready, end = condition(one, "Ready"), at(one, "status", "notAfter")
         if ready.get("status") == "False":
             yield wrong(about, f"cert-manager cannot issue it: {ready.get('message')}", "see its events")
@@ -187,8 +187,8 @@ def secrets_of(deployments: Iterable[Document]) -> dict[tuple[str, str], list[st
             if secret.get("secretName") and not secret.get("optional"):
                 name = (one["metadata"]["namespace"], str(secret["secretName"]))
                 used.setdefault(name, [])
-                if title(one, "Deployment") not in used[name]:
-                    used[name].append(title(one, "Deployment"))
+                if object_name(one, "Deployment") not in used[name]:
+                    used[name].append(object_name(one, "Deployment"))
     return used
 
 

@@ -10,7 +10,7 @@ from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.ledger import Claim
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
-from kvplace.doctor.installation import Finding, Installation, some, title, warning, wrong
+from kvplace.doctor.installation import Finding, Installation, object_name, some, warning, wrong
 from kvplace.kube.object_client import Document, at
 from kvplace.nodes.cluster_view import NodeView, VmState, VmView
 from kvplace.nodes.node_machine import Unusable
@@ -156,7 +156,7 @@ def check_vms(found: Installation) -> Iterator[Finding]:
     for vmi in found.of(VMIS):
         if unseen := _unseen(found, vmi) - found.cleared:
             yield wrong(
-                title(vmi, "VirtualMachineInstance"),
+                object_name(vmi, "VirtualMachineInstance"),
                 f"it opted in, but its pod (UID {some(unseen)}) did not pass admission",
                 "restart the VM once the webhooks answer",
             )

@@ -19,9 +19,9 @@ from kvplace.doctor.installation import (
     SERVE,
     Finding,
     Installation,
+    object_name,
     setting_of_serve,
     some,
-    title,
     warning,
     wrong,
 )
@@ -123,7 +123,7 @@ def check_kubevirt(found: Installation) -> Iterator[Finding]:
     front_end = _front_end(found)
     gate = _FRONT_ENDS[front_end]
     for one in there:
-        about = title(one, "KubeVirt")
+        about = object_name(one, "KubeVirt")
         if not _has_gate(one, gate):
             effect = (
                 "KubeVirt refuses VMs that opted in"

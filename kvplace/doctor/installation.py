@@ -65,7 +65,7 @@ def labels_of(document: Document) -> Mapping[str, str]:
     return document["metadata"].get("labels") or {}
 
 
-def title(document: Document, kind: str) -> str:
+def object_name(document: Document, kind: str) -> str:
     """Name an object with its kind and namespace."""
     metadata = document["metadata"]
     namespace = metadata.get("namespace")

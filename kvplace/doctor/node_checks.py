@@ -12,7 +12,16 @@ from kvplace.core.quantity import counted
 from kvplace.core.scalars import NumaId, ResourceName
 from kvplace.core.topology import Topology
 from kvplace.doctor.admission_checks import CPU_CLAIMS_POLICY
-from kvplace.doctor.installation import AGENT, Finding, Installation, name_nodes, some, title, warning, wrong
+from kvplace.doctor.installation import (
+    AGENT,
+    Finding,
+    Installation,
+    name_nodes,
+    object_name,
+    some,
+    warning,
+    wrong,
+)
 from kvplace.doctor.program_checks import pods_of
 from kvplace.kube.node_filters import SchedulableNode
 from kvplace.kube.object_client import Document, at, items_at
@@ -109,7 +118,7 @@ def check_agents(found: Installation) -> Iterator[Finding]:
         )
     instances = {at(one, "metadata", "labels", _INSTANCE) for one in daemonsets}
     if len(daemonsets) > len(instances):  # the nodes of dra-driver-cpu have their own
-        names = some(title(one, "DaemonSet") for one in daemonsets)
+        names = some(object_name(one, "DaemonSet") for one in daemonsets)
         yield wrong("DaemonSets of the agent", f"there are several ({names})", "delete the unused DaemonSet")
     for one in daemonsets:
         wanted, ready = (at(one, "status", key) or 0 for key in ("desiredNumberScheduled", "numberReady"))
@@ -122,7 +131,7 @@ def check_agents(found: Installation) -> Iterator[Finding]:
             ]
             where = f": {some(down, _SHOWN)}" if down else ""
             yield wrong(
-                title(one, "DaemonSet"),
+                object_name(one, "DaemonSet"),
                 f"{ready} of {counted(wanted, 'agent')} ready{where}; VMs with own cores do not start there",
                 f"see `kubectl -n {one['metadata'].get('namespace')} get pods -o wide` and "
                 '"The agent of a node is down" in Troubleshooting',

@@ -18,9 +18,9 @@ from kvplace.doctor.installation import (
     Installation,
     image_of,
     labels_of,
+    object_name,
     setting_of_serve,
     some,
-    title,
     warning,
     wrong,
 )
@@ -56,7 +56,7 @@ def check_scheduler(found: Installation) -> Iterator[Finding]:
     yield from _deployment(found, SCHEDULER, "pods of VMs stay Pending")
     mounted = _mounted_by_scheduler(found)  # kustomize leaves older ConfigMaps behind
     configurations = [
-        (title(one, "ConfigMap"), configuration)
+        (object_name(one, "ConfigMap"), configuration)
         for one in found.component("configmaps", SCHEDULER)
         if one["metadata"]["name"] in mounted and (configuration := _configuration(one)) is not None
     ]
@@ -77,7 +77,7 @@ def check_images(found: Installation) -> Iterator[Finding]:
         ):
             waiting = at(status, "state", "waiting") or {}
             reason, message = waiting.get("reason", ""), " ".join((waiting.get("message") or "").split())
-            about = f"{title(pod, 'Pod')}, container {status.get('name')}"
+            about = f"{object_name(pod, 'Pod')}, container {status.get('name')}"
             if reason in _PULL:
                 yield wrong(
                     about,
@@ -140,14 +140,14 @@ def _deployment(found: Installation, component: str, effect: str) -> Iterator[Fi
     if not there:
         yield wrong(f"Deployment of {component}", f"it is missing: {effect}", APPLY_AGAIN)
     if len(there) > 1:
-        names = some(title(one, "Deployment") for one in there)
+        names = some(object_name(one, "Deployment") for one in there)
         yield wrong(
             f"Deployments of {component}",
             f"there are {len(there)} installations ({names}), which process the same VMs",
             "delete the unused installation",
         )
     for one in there:
-        about = title(one, "Deployment")
+        about = object_name(one, "Deployment")
         kubectl = f"kubectl -n {one['metadata'].get('namespace')}"
         wanted, ready = at(one, "spec", "replicas") or 0, at(one, "status", "readyReplicas") or 0
         if not ready:

@@ -32,7 +32,7 @@ _MERGES = "tag:yaml.org,2002:merge"
 def load_document(path: Path) -> Json:
     """Read a YAML or JSON file, or stdin for `-`, that holds one mapping; raises BadBody that names it."""
     source = str(path)
-    return read_document(read_text(source, source_name(source)), source_name(source))
+    return read_document(read_source(source, source_name(source)), source_name(source))
 
 
 def source_name(source: str) -> str:
@@ -60,7 +60,7 @@ def read_content(source: str, what: str, most_bytes: int) -> bytes:
     return content
 
 
-def read_text(source: str, what: str, most_bytes: int = _MOST_BYTES) -> str:
+def read_source(source: str, what: str, most_bytes: int = _MOST_BYTES) -> str:
     """Read a file, or stdin for `-`, as text in UTF-8; raises BadBody, which calls it `what`."""
     content = read_content(source, what, most_bytes)
     try:
@@ -229,7 +229,7 @@ def read_manifests(source: str) -> tuple[tuple[str, Json], ...]:
     A List counts as the objects in it. Raises BadBody for a document that is not a mapping.
     """
     what = source_name(source)
-    return manifests_in(read_text(source, what), what)
+    return manifests_in(read_source(source, what), what)
 
 
 def manifests_in(text: str, what: str) -> tuple[tuple[str, Json], ...]:

@@ -22,7 +22,7 @@ from kvplace.core.errors import BadBody
 from kvplace.core.json_fields import OPTION_KEYS
 from kvplace.core.node_devices import MOST_DEVICES
 from kvplace.core.request import MAX_VCPUS, PinningOptions, Policy, Request
-from kvplace.core.request_json import MAX_IO_THREADS, request_of
+from kvplace.core.request_json import MAX_IO_THREADS, read_strict_request
 from kvplace.core.strict_json import Json, shown
 from kvplace.documents.model import DIALECT, DocumentModel, Text, checked_by
 
@@ -141,7 +141,7 @@ def _read(content: object) -> Request:
         return content
     if not isinstance(content, Mapping):
         raise BadBody(f"{shown(content)} is not a request; it must be a mapping")
-    return request_of(content)
+    return read_strict_request(content)
 
 
 RequestKeys: TypeAlias = Annotated[Request, PlainValidator(checked_by(_read)), WithJsonSchema(REQUEST_SCHEMA)]
@@ -182,7 +182,7 @@ class RequestedVms(DocumentModel):
     def _split(cls, content: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(content, dict):
             return read(content)
-        request = checked_by(lambda keys: request_of(keys, also=_BESIDE))(content)
+        request = checked_by(lambda keys: read_strict_request(keys, also=_BESIDE))(content)
         return read({key: content[key] for key in _BESIDE if key in content} | {"request": request})
 
 

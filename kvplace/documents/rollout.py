@@ -129,7 +129,7 @@ Wave: TypeAlias = Annotated[
     WithJsonSchema({"type": ["integer", "string"], "pattern": _PERCENT, "examples": [1, "10%"]}),
 ]
 
-Template: TypeAlias = Annotated[
+TemplateOrFile: TypeAlias = Annotated[
     str | dict[str, Any],
     PlainValidator(_template),
     WithJsonSchema({"type": ["string", "object"], "additionalProperties": True}),
@@ -145,7 +145,7 @@ class TemplatedVms(DocumentModel):
     """Makes so many VMs, named name-01, name-02, ..."""
     names: Annotated[tuple[Name, ...], Field(min_length=1, max_length=MOST_VMS)] | None = None
     """Makes one VM of each name."""
-    template: Template
+    template: TemplateOrFile
     """A VirtualMachine or VirtualMachineInstance, or the path of a file with one."""
 
     @model_validator(mode="after")

@@ -22,7 +22,7 @@ makeRoom: "off"              # or on-request, automatic, nodes: movable VMs make
 otherSchedulers: [batch-scheduler]
 logLevel: info
 """
-_Address = Annotated[Text, Field(pattern=r":\d+$", examples=[":8443"])]
+_AddressText = Annotated[Text, Field(pattern=r":\d+$", examples=[":8443"])]
 
 
 def _off(value: object) -> object:
@@ -70,9 +70,9 @@ class ServeDocument(DocumentModel):
         None
     )
     """Whether running VMs that may move make room for VMs that fit nowhere."""
-    extender_address: _Address | None = None
-    admission_address: _Address | None = None
-    health_address: _Address | None = None
+    extender_address: _AddressText | None = None
+    admission_address: _AddressText | None = None
+    health_address: _AddressText | None = None
     log_level: Literal["debug", "info", "warning", "error"] | None = None
 
     def given(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ _DEFAULT_UNIT = "KiB"
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class DomainDocument:
     """A parsed domain and the text around its root; `root` may be changed in place."""
 
     root: etree._Element
@@ -51,7 +51,7 @@ class Document:
         return self.before + text + self.after
 
 
-def parse(xml: bytes) -> Document:
+def parse(xml: bytes) -> DomainDocument:
     """Parse one `<domain>`; raises BadDomainXml, which names the fault in one sentence."""
     if len(xml) > MAX_DOMAIN_BYTES:
         raise BadDomainXml(f"the domain XML is {len(xml)} bytes long, above the limit of {MAX_DOMAIN_BYTES}")
@@ -69,7 +69,7 @@ def parse(xml: bytes) -> Document:
             f"the document's root is <{shown[:60]}>, not <domain>; a libvirt domain document is needed"
         )
     after = b"".join(b"\n" + etree.tostring(node, encoding=encoding) for node in root.itersiblings())
-    return Document(root=root, before=before, encoding=encoding, after=after + xml[len(xml.rstrip()) :])
+    return DomainDocument(root=root, before=before, encoding=encoding, after=after + xml[len(xml.rstrip()) :])
 
 
 def _root_of(text: bytes) -> etree._Element:

@@ -158,7 +158,7 @@ def _nearest(refusals: Mapping[NodeName, Refusal]) -> Sequence[NodeName]:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class VmEvent:
     """An event about the VM."""
 
     when: str
@@ -228,7 +228,7 @@ class Explanation:
     """The answers of all nodes, for a VM that has none yet."""
     seats: tuple[Seat, ...] = ()
     """More than one during a live migration."""
-    events: tuple[Event, ...] = ()
+    events: tuple[VmEvent, ...] = ()
     """The newest last."""
 
     @property

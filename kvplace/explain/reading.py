@@ -17,7 +17,7 @@ from kvplace.core.request_json import PodRequest
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.strict_json import did_you_mean, shown
 from kvplace.core.well_known_names import PINNED
-from kvplace.explain.explanation import Event, Explanation, Fitting, Seat, fit
+from kvplace.explain.explanation import Explanation, Fitting, Seat, VmEvent, fit
 from kvplace.explain.notes import (
     note_on_interfaces,
     note_on_move,
@@ -185,7 +185,7 @@ class _Explaining:
         view: ClusterView,
         nodes: Mapping[NodeName, SchedulableNode],
         target: ExplainedObject,
-        events: tuple[Event, ...],
+        events: tuple[VmEvent, ...],
         strategy: Strategy,
     ) -> None:
         self._view = view
@@ -414,19 +414,19 @@ async def _read_nodes(reader: ObjectClient) -> dict[NodeName, SchedulableNode]:
     return {NodeName(node.metadata.name): node for node in await read_schedulable_nodes(reader)}
 
 
-async def _read_events(reader: ObjectClient, target: ExplainedObject) -> tuple[Event, ...]:
+async def _read_events(reader: ObjectClient, target: ExplainedObject) -> tuple[VmEvent, ...]:
     kinds = _WITH[target.kind]
     found = await together(*(_events_of(reader, kind.value, target.namespace, target.name) for kind in kinds))
     return tuple(event for events in found for event in events)
 
 
-async def _events_of(reader: ObjectClient, kind: str, namespace: str, name: str) -> tuple[Event, ...]:
+async def _events_of(reader: ObjectClient, kind: str, namespace: str, name: str) -> tuple[VmEvent, ...]:
     selected = f"involvedObject.kind={kind},involvedObject.name={name}"
     found = await reader.read_list(EVENTS, namespace=namespace, fields=selected)
     return tuple(_event(document) for document in found)
 
 
-def _event(document: Document) -> Event:
+def _event(document: Document) -> VmEvent:
     series, involved = document.get("series") or {}, document["involvedObject"]
     when = (
         series.get("lastObservedTime")
@@ -435,7 +435,7 @@ def _event(document: Document) -> Event:
         or document["metadata"].get("creationTimestamp")
         or ""
     )
-    return Event(
+    return VmEvent(
         _seconds(when),
         f"{involved.get('kind')}/{involved.get('name')}",
         document.get("reason") or "",

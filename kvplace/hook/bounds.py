@@ -35,7 +35,7 @@ from kvplace.linux.kernel_files import allowed_cpus_of, allowed_memory_nodes_of,
 _T = TypeVar("_T")
 
 
-def check_cpus(bound: PodPlacement, env: PodEnvironment) -> None:
+def check_placed_cpus(bound: PodPlacement, env: PodEnvironment) -> None:
     """Raise Misconfigured when the VM must not start on its CPUs.
 
     Each must be online and, where no agent sets cpusets, in ours; CPUs that an agent protects must be
@@ -159,12 +159,12 @@ _SET_MEMPOLICY_AND_MBIND = {
 _DEFAULT, _PREFERRED, _BIND, _INTERLEAVE, _PREFERRED_MANY = 0, 1, 2, 3, 5  # linux/mempolicy.h
 _STRICT_AND_MOVE = 1 | 2  # as QEMU asks mbind
 
-Trial = Callable[[NumaMemory, Sequence[int]], str | None]
+MemoryTrial = Callable[[NumaMemory, Sequence[int]], str | None]
 """States why memory cannot be bound to these nodes, or None when it can."""
 
 
 def settle_memory(
-    placement: Placement, allowed_nodes: int | None, on_failure: OnFailure, trial: Trial
+    placement: Placement, allowed_nodes: int | None, on_failure: OnFailure, trial: MemoryTrial
 ) -> tuple[Placement, str | None]:
     """Keep the memory binding where it will work, else remove it and state why.
 
@@ -217,7 +217,7 @@ def try_to_bind(mode: NumaMemory, nodes: Sequence[int]) -> str | None:
         return None if answer == 0 else _why("mbind", ctypes.get_errno(), policy, nodes)
 
 
-def _obstacle(placement: Placement, allowed_nodes: int | None, trial: Trial) -> str | None:
+def _obstacle(placement: Placement, allowed_nodes: int | None, trial: MemoryTrial) -> str | None:
     if not placement.numa_nodes:
         return "the placement has no NUMA node"
     nodes = mask_of(placement.memory_nodes)

@@ -20,15 +20,15 @@ from kvplace.core.protobuf import MAX_MESSAGE_BYTES
 from kvplace.core.quantity import counted
 from kvplace.core.request import OnFailure
 from kvplace.hook.bounds import (
-    Trial,
+    MemoryTrial,
     allowed_memory_nodes,
-    check_cpus,
+    check_placed_cpus,
     node_of_cpus,
     settle_memory,
     try_to_bind,
     unprotected,
 )
-from kvplace.hook.local_devices import check_devices
+from kvplace.hook.local_devices import compare_devices
 from kvplace.hook.pod import on_failure_of_pod, placement_of_pod
 from kvplace.hook.process import PodEnvironment, log
 
@@ -42,7 +42,7 @@ _IMAGE_VERSION = re.compile(r":v?([0-9]{1,3})\.([0-9]{1,3})\.[^/]*$", re.ASCII)
 MIGRATION_TARGET = "migration target: KubeVirt discards this answer; libvirt asks again when the VM arrives"
 
 
-def define_domain(xml: bytes, vmi: bytes, env: PodEnvironment, trial: Trial = try_to_bind) -> bytes:
+def define_domain(xml: bytes, vmi: bytes, env: PodEnvironment, trial: MemoryTrial = try_to_bind) -> bytes:
     """Pin the domain; raises KvplaceError when it cannot be pinned and must wait.
 
     `trial` changes the memory policy of this process for a moment (see `bounds`).
@@ -50,7 +50,7 @@ def define_domain(xml: bytes, vmi: bytes, env: PodEnvironment, trial: Trial = tr
     return _defined(xml, env, about_vmi(vmi, env), trial, no_buses=_drops_buses(vmi))
 
 
-def define_arrival(xml: bytes, env: PodEnvironment, trial: Trial = try_to_bind) -> bytes:
+def define_arrival(xml: bytes, env: PodEnvironment, trial: MemoryTrial = try_to_bind) -> bytes:
     """Pin a domain that migrates here, which has the pins of the machine that it comes from.
 
     Where a VM starts unpinned it is unpinned here. The guest's cells stay: a migration cannot change the
@@ -63,7 +63,7 @@ def _defined(
     xml: bytes,
     env: PodEnvironment,
     about: Mapping[str, str],
-    trial: Trial,
+    trial: MemoryTrial,
     *,
     no_buses: str = "",
     arrives: bool = False,
@@ -114,9 +114,11 @@ def _unpinned(xml: bytes) -> bytes:
     return unpin(xml)
 
 
-def _possible(bound: PodPlacement, env: PodEnvironment, about: Mapping[str, str], trial: Trial) -> Placement:
+def _possible(
+    bound: PodPlacement, env: PodEnvironment, about: Mapping[str, str], trial: MemoryTrial
+) -> Placement:
     """Check a placement against this machine; memory that cannot be bound is left out with a warning."""
-    check_cpus(bound, env)
+    check_placed_cpus(bound, env)
     if (risk := unprotected(bound, env)) is not None:
         log("warning", f"the VM starts because its on-failure is float: {risk}", about)
     nodes = allowed_memory_nodes(env)
@@ -168,7 +170,7 @@ def _rewritten(
     def report(level: str, sentence: str) -> None:
         log(level, sentence, about)
 
-    nodes = check_devices(devices_of(xml), bound, on_failure_of_pod(env), env, report)
+    nodes = compare_devices(devices_of(xml), bound, on_failure_of_pod(env), env, report)
     if nodes and no_buses and bound.placement.guest_cells:
         report("warning", f"the guest does not see the NUMA nodes of its devices: {no_buses}")
         nodes = {}

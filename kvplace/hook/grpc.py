@@ -50,7 +50,7 @@ class Cancelled(NamedTuple):
     stream: int
 
 
-class _Request(NamedTuple):
+class _IncomingCall(NamedTuple):
     path: str
     body: bytearray
 
@@ -68,7 +68,7 @@ class GrpcConnection:
             },
         )
         self._http.initiate_connection()
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, _IncomingCall] = {}
         self._answers: dict[int, memoryview] = {}
         self.closed = False
         """No more calls or answers; send the rest of `output` and close."""
@@ -141,7 +141,7 @@ class GrpcConnection:
                 f"compression {shown!r} is not supported; use identity",
             )
         else:
-            self._requests[stream] = _Request(
+            self._requests[stream] = _IncomingCall(
                 headers.get(b":path", b"").decode("ascii", "replace"), bytearray()
             )
 
@@ -172,7 +172,7 @@ class GrpcConnection:
                 stream, GrpcStatus.UNIMPLEMENTED, "a unary call must have exactly one message, not more"
             )
 
-    def _complete(self, stream: int, request: _Request) -> list[GrpcCall | Cancelled]:
+    def _complete(self, stream: int, request: _IncomingCall) -> list[GrpcCall | Cancelled]:
         body = bytes(request.body)
         if len(body) < _PREFIX_BYTES or len(body) != _PREFIX_BYTES + int.from_bytes(
             body[1:_PREFIX_BYTES], "big"

@@ -33,14 +33,14 @@ _MOST_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Machine:
+class _NumaNodeCpus:
     """The NUMA nodes of this machine, and the CPUs of each."""
 
     cpus: Mapping[NumaId, CpuMask]
     sys: Path
 
     @classmethod
-    def of(cls, env: PodEnvironment) -> _Machine:
+    def of(cls, env: PodEnvironment) -> _NumaNodeCpus:
         folders = Path(env.sys, "devices/system/node").glob("node[0-9]*")
         cpus = {NumaId(int(folder.name[4:])): NO_CPUS for folder in folders}
         for cpu, node in node_of_cpus(env).items():
@@ -60,7 +60,7 @@ class _Machine:
         return found.values()
 
 
-def check_devices(
+def compare_devices(
     devices: Iterable[AssignedDevice],
     bound: PodPlacement,
     on_failure: OnFailure,
@@ -72,7 +72,7 @@ def check_devices(
     Raises Misconfigured for a device that is not local where the VM must wait then. `report` gets a level of
     the log and a sentence on everything else that is not as the VM's owner wants it.
     """
-    mode, machine = bound.device_numa, _Machine.of(env)
+    mode, machine = bound.device_numa, _NumaNodeCpus.of(env)
     known: dict[str, NumaId] = {}
     remote: list[str] = []
     near = _nodes_of(bound, env)
@@ -124,7 +124,7 @@ def _nodes_of(bound: PodPlacement, env: PodEnvironment) -> frozenset[NumaId]:
     return frozenset(homes[cpu] for cpu in cpus_of(bound.placement.cpus) if cpu in homes)
 
 
-def _is_local(node: NumaId, bound: PodPlacement, near: frozenset[NumaId], machine: _Machine) -> bool:
+def _is_local(node: NumaId, bound: PodPlacement, near: frozenset[NumaId], machine: _NumaNodeCpus) -> bool:
     """Whether a device on a NUMA node is local; with `socket` also where sysfs has no packages to compare."""
     if node in near or bound.device_numa is not DeviceNuma.SOCKET:
         return node in near
@@ -135,7 +135,7 @@ def _is_local(node: NumaId, bound: PodPlacement, near: frozenset[NumaId], machin
     return node in bound.device_numa.local_nodes(near, cpus, sockets, machine.cpus)
 
 
-def _node_of(device: AssignedDevice, machine: _Machine) -> tuple[NumaId | None, str]:
+def _node_of(device: AssignedDevice, machine: _NumaNodeCpus) -> tuple[NumaId | None, str]:
     """Read the NUMA node of a device; with None why it is unknown."""
     if not device.source:
         return None, "the domain has no source address that can be read"

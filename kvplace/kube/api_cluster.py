@@ -29,8 +29,8 @@ from kvplace.core.node_topology import API_VERSION, GROUP, RESOURCE_TOPOLOGY_VER
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.api_errors import NotFound, Rejected, decoded
-from kvplace.kube.api_records import ApiRecords, ListForm, Reader
-from kvplace.kube.calls import JSON, METADATA_ONLY, STRATEGIC_MERGE_PATCH, Call
+from kvplace.kube.api_records import ApiRecords, ListForm, RecordReader
+from kvplace.kube.calls import JSON, METADATA_ONLY, STRATEGIC_MERGE_PATCH, ApiCall
 from kvplace.kube.custom_objects import (
     TopologyReader,
     ledger_record,
@@ -102,7 +102,7 @@ class ApiCluster(ApiRecords):
 
         Lists are read in pages of `page_size` objects.
         """
-        readers = {**_READERS, TOPOLOGIES: Reader.of(_RAW, TopologyReader().record)}
+        readers = {**_READERS, TOPOLOGIES: RecordReader.of(_RAW, TopologyReader().record)}
         writer = component if component == "kvplace" else f"kvplace-{component}"
         super().__init__(session, readers, writer=writer, page_size=page_size)
         self._controller = f"{GROUP}/{component}"
@@ -124,7 +124,7 @@ class ApiCluster(ApiRecords):
             "metadata": metadata,
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
-        call = Call.on("create", PODS.api, pod, "binding", namespace=namespace, document=binding)
+        call = ApiCall.on("create", PODS.api, pod, "binding", namespace=namespace, document=binding)
         # Once: only the caller knows until when the claim behind it stays.
         await self._session.request(call, attempts=1)
 
@@ -368,22 +368,22 @@ class ApiCluster(ApiRecords):
 
 _POD = msgspec.json.Decoder(PodObject)
 _BUDGETS = ApiKind("poddisruptionbudgets", "policy")
-_BUDGET = Reader.of(msgspec.json.Decoder(BudgetObject), disruption_budget)
+_BUDGET = RecordReader.of(msgspec.json.Decoder(BudgetObject), disruption_budget)
 _EVENTS = ApiKind("events", "events.k8s.io")
 _RESOURCE_TOPOLOGIES = ApiKind("noderesourcetopologies", *RESOURCE_TOPOLOGY_VERSION.split("/"))
 """The kind that other schedulers read about NUMA nodes."""
 _RAW = msgspec.json.Decoder(RawObject)
 _MAPPING = msgspec.json.Decoder(dict[str, Any])
-_READERS: Mapping[Kind[Any, Any], Reader[Any]] = {
-    PODS: Reader.of(_POD, pod_record),
-    LEDGERS: Reader.of(_RAW, ledger_record),
-    NODES: Reader.of(_RAW, node_record, ListForm.METADATA),
-    NODE_STATUSES: Reader.of(msgspec.json.Decoder(NodeRow), node_of_row, ListForm.TABLE),
-    VMIS: Reader.of(_RAW, vmi_record),
-    AGENT_PODS: Reader.of(_POD, agent_pod_record),
-    MIGRATIONS: Reader.of(msgspec.json.Decoder(MigrationObject), migration_record),
-    RUNNING_VMIS: Reader(msgspec.json.Decoder(RunningVmi).decode),
-    SCHEDULABLE_NODES: Reader(msgspec.json.Decoder(SchedulableNode).decode),
+_READERS: Mapping[Kind[Any, Any], RecordReader[Any]] = {
+    PODS: RecordReader.of(_POD, pod_record),
+    LEDGERS: RecordReader.of(_RAW, ledger_record),
+    NODES: RecordReader.of(_RAW, node_record, ListForm.METADATA),
+    NODE_STATUSES: RecordReader.of(msgspec.json.Decoder(NodeRow), node_of_row, ListForm.TABLE),
+    VMIS: RecordReader.of(_RAW, vmi_record),
+    AGENT_PODS: RecordReader.of(_POD, agent_pod_record),
+    MIGRATIONS: RecordReader.of(msgspec.json.Decoder(MigrationObject), migration_record),
+    RUNNING_VMIS: RecordReader(msgspec.json.Decoder(RunningVmi).decode),
+    SCHEDULABLE_NODES: RecordReader(msgspec.json.Decoder(SchedulableNode).decode),
     **VM_READERS,
     **DRA_READERS,
 }

@@ -19,7 +19,7 @@ from kvplace.kube.api_errors import (
     read_status,
     unreadable,
 )
-from kvplace.kube.calls import JSON, MERGE_PATCH, METADATA_LIST, METADATA_ONLY, TABLE, Call
+from kvplace.kube.calls import JSON, MERGE_PATCH, METADATA_LIST, METADATA_ONLY, TABLE, ApiCall
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.list_watch import Change, Page, follow
 from kvplace.kube.objects import ObjectList, RawObject, WatchLine
@@ -52,7 +52,7 @@ class ListForm(Enum):
 
 
 @dataclass(frozen=True)
-class Reader(Generic[R]):
+class RecordReader(Generic[R]):
     """How the objects of a kind become records."""
 
     record: Callable[[msgspec.Raw], R]
@@ -74,7 +74,7 @@ class ApiListWatch(Generic[R]):
         self,
         session: Session,
         kind: ApiKind,
-        reader: Reader[R],
+        reader: RecordReader[R],
         selector: Selector,
         *,
         page_size: int,
@@ -160,10 +160,10 @@ class ApiListWatch(Generic[R]):
         except NOT_JSON as error:
             raise unreadable(self.name, error) from error
 
-    def _call(self, verb: str, query: dict[str, str]) -> Call:
+    def _call(self, verb: str, query: dict[str, str]) -> ApiCall:
         of_list, of_watch = self._reader.form.value
         accept = of_list if verb == "list" else of_watch
-        return Call(verb, self.name, self._path, query={**query, **self._selection}, accept=accept)
+        return ApiCall(verb, self.name, self._path, query={**query, **self._selection}, accept=accept)
 
 
 def _equal(chosen: Mapping[str, str]) -> list[str]:
@@ -174,7 +174,12 @@ class ApiRecords:
     """The calls that all clusters behind an API server have: records of its objects, and writes."""
 
     def __init__(
-        self, session: Session, readers: Mapping[Kind[Any, Any], Reader[Any]], *, writer: str, page_size: int
+        self,
+        session: Session,
+        readers: Mapping[Kind[Any, Any], RecordReader[Any]],
+        *,
+        writer: str,
+        page_size: int,
     ) -> None:
         """`writer` is its field manager. Lists are read in pages of `page_size` objects."""
         self._session = session
@@ -196,7 +201,9 @@ class ApiRecords:
         """Read all selected objects of a kind once, page by page."""
         return await self.list_watch(kind, selector).read_all()
 
-    def _listed(self, kind: ApiKind, reader: Reader[R], selector: Selector = EVERYTHING) -> ApiListWatch[R]:
+    def _listed(
+        self, kind: ApiKind, reader: RecordReader[R], selector: Selector = EVERYTHING
+    ) -> ApiListWatch[R]:
         return ApiListWatch(self._session, kind, reader, selector, page_size=self._page_size)
 
     async def _write(
@@ -212,7 +219,7 @@ class ApiRecords:
         dry_run: bool = False,
     ) -> bytes:
         """Write an object, or a subresource of it; a dry run stores nothing."""
-        call = Call.on(
+        call = ApiCall.on(
             verb,
             kind,
             name,
@@ -232,5 +239,5 @@ class ApiRecords:
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": still or {}}
         with contextlib.suppress(NotFound):
             await self._session.request(
-                Call.on("delete", kind, name, namespace=namespace, document=options, accept=METADATA_ONLY)
+                ApiCall.on("delete", kind, name, namespace=namespace, document=options, accept=METADATA_ONLY)
             )

@@ -16,7 +16,7 @@ import msgspec
 
 from kvplace.core.quantity import parse_quantity
 from kvplace.core.well_known_names import ROLLOUT_LABEL
-from kvplace.kube.api_records import ApiRecords, Reader
+from kvplace.kube.api_records import ApiRecords, RecordReader
 from kvplace.kube.calls import APPLY_PATCH
 from kvplace.kube.object_parts import ApiObject, Metadata, StoredObject
 from kvplace.kube.reported_vms import (
@@ -61,12 +61,12 @@ def _quantities(texts: Mapping[str, str] | None) -> dict[str, Fraction]:
 
 
 _QUOTAS = ApiKind("resourcequotas")
-_QUOTA = Reader.of(msgspec.json.Decoder(_QuotaObject), _quota)
+_QUOTA = RecordReader.of(msgspec.json.Decoder(_QuotaObject), _quota)
 FIELD_MANAGER = "kvplace-rollout"
 DOCUMENT_KEY = "rollout.json"
 KIND_OF: Mapping[str, ApiKind] = {"VirtualMachine": VMS.api, "VirtualMachineInstance": VMI_PHASES.api}
 """Where each kind of VM is served."""
-_READERS: Mapping[Kind[Any, Any], Reader[Any]] = {**VM_READERS, LAUNCHERS: LAUNCHER_READER}
+_READERS: Mapping[Kind[Any, Any], RecordReader[Any]] = {**VM_READERS, LAUNCHERS: LAUNCHER_READER}
 
 
 class _ConfigMap(ApiObject, frozen=True):
@@ -80,7 +80,7 @@ def _document(stored: _ConfigMap) -> tuple[str, str]:
 
 _CONFIG_MAP = msgspec.json.Decoder(_ConfigMap)
 _CONFIG_MAPS = ApiKind("configmaps")
-_DOCUMENTS = Reader.of(_CONFIG_MAP, _document)
+_DOCUMENTS = RecordReader.of(_CONFIG_MAP, _document)
 
 
 class ApiRollouts(ApiRecords):

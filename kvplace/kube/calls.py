@@ -36,7 +36,7 @@ METHODS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ApiCall:
     """One request, with the names of RBAC for its errors."""
 
     verb: str

@@ -44,7 +44,7 @@ from kvplace.core.node_topology import (
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.api_errors import NOT_JSON
-from kvplace.kube.calls import METADATA_ONLY, Call
+from kvplace.kube.calls import METADATA_ONLY, ApiCall
 from kvplace.kube.object_parts import ABSENT, ApiObject, ConditionObject
 from kvplace.kube.object_records import (
     LedgerRecord,
@@ -142,7 +142,7 @@ def new_ledger(node: NodeName) -> dict[str, Any]:
     return _ledger_object(Ledger(), {"name": node})
 
 
-def write_ledger_call(before: LedgerRecord, change: LedgerChange, after: Ledger) -> Call:
+def write_ledger_call(before: LedgerRecord, change: LedgerChange, after: Ledger) -> ApiCall:
     """Change a ledger that still equals `before`; `after` is the result of the change."""
     metadata = {"resourceVersion": before.resource_version, "managedFields": _UNTRACKED}
     verb, query = "patch", {"fieldManager": "kvplace"}
@@ -153,7 +153,7 @@ def write_ledger_call(before: LedgerRecord, change: LedgerChange, after: Ledger)
     else:
         spec = {**merge_patch(before.ledger, change), "summary": summary_document(after)}
         document = {"metadata": metadata, "spec": spec}
-    return Call.on(verb, LEDGERS.api, before.node, query=query, document=document, accept=METADATA_ONLY)
+    return ApiCall.on(verb, LEDGERS.api, before.node, query=query, document=document, accept=METADATA_ONLY)
 
 
 def _ledger_object(ledger: Ledger, metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def _exists(path: Path) -> bool:
 
 
 def _merged(files: str) -> tuple[dict[str, dict[str, Mapping[str, Any]]], str]:
-    from kvplace.documents.reading import read_document, read_text
+    from kvplace.documents.reading import read_document, read_source
 
     paths = [_at_home(part) for part in files.split(os.pathsep) if part]
     existing = [path for path in paths if _exists(path)]
@@ -135,7 +135,7 @@ def _merged(files: str) -> tuple[dict[str, dict[str, Mapping[str, Any]]], str]:
     current = ""
     for path in existing:
         what = f"kubeconfig {path}"
-        text = read_text(str(path), what)
+        text = read_source(str(path), what)
         document = {} if _is_empty(text) else read_document(text, what)
         for kind in _LISTS:
             for name, content in _entries(document, kind, what):

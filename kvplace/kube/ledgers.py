@@ -56,7 +56,7 @@ LEDGER_CONFLICTS = Counter(
     ["kind"],
 )
 
-Decision = Callable[[Ledger], tuple[LedgerChange, T]]
+LedgerDecision = Callable[[Ledger], tuple[LedgerChange, T]]
 """A pure decision about the ledger at the time of its write: the change, and the answer for the caller.
 
 It may be asked several times; it must search for its own earlier effect first (by pod UID). Raising a
@@ -68,7 +68,7 @@ KvplaceError leaves the ledger alone and reaches the caller.
 class PendingChange(Generic[T]):
     """A decision that is still to be stored."""
 
-    decide: Decision[T]
+    decide: LedgerDecision[T]
     answer: asyncio.Future[T] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def succeed(self, answer: T) -> None:
@@ -248,7 +248,7 @@ class Ledgers:
 
     # Changing.
 
-    async def change(self, node: NodeName, decide: Decision[T], *, at_once: bool = False) -> T:
+    async def change(self, node: NodeName, decide: LedgerDecision[T], *, at_once: bool = False) -> T:
         """Decide on the node's ledger and store the decision; returns the answer of the decision.
 
         `at_once` is for a caller that others wait for: the gathered changes go along, and no more gather.

@@ -209,12 +209,12 @@ class _VmiCpu(ApiObject, frozen=True):
     model: str = ""
 
 
-class _VmiDomain(ApiObject, frozen=True):
+class _RunningDomain(ApiObject, frozen=True):
     cpu: _VmiCpu | None = None
 
 
 class _RunningSpec(PodDemands, frozen=True):
-    domain: _VmiDomain = _VmiDomain()
+    domain: _RunningDomain = _RunningDomain()
 
 
 class VmiStatus(ApiObject, frozen=True):

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from kvplace.kube.api_errors import NotFound, decoded
-from kvplace.kube.api_records import ApiListWatch, Reader
-from kvplace.kube.calls import APPLY_PATCH, JSON, METADATA_ONLY, Call
+from kvplace.kube.api_records import ApiListWatch, RecordReader
+from kvplace.kube.calls import APPLY_PATCH, JSON, METADATA_ONLY, ApiCall
 from kvplace.kube.session import Session
 from kvplace.kube.watches import NODES, PODS, ApiKind, Selector
 
@@ -41,13 +41,13 @@ class ObjectClient:
 
     async def read_version(self) -> str:
         """Read the release of the API server, `v1.36.3`."""
-        body = await self._session.request(Call("get", "version", "/version"))
+        body = await self._session.request(ApiCall("get", "version", "/version"))
         return str(decoded(_DOCUMENT, body, "version").get("gitVersion", ""))
 
     async def read_kubelet_configuration(self, node: str) -> Document:
         """Ask the kubelet of a node, through the API server, for the configuration that it runs with."""
         path = NODES.api.path(node, "proxy", "configz")
-        body = await self._session.request(Call("get", "nodes/proxy", path, name=node))
+        body = await self._session.request(ApiCall("get", "nodes/proxy", path, name=node))
         found = decoded(_DOCUMENT, body, "nodes/proxy").get("kubeletconfig")
         return found if isinstance(found, dict) else {}
 
@@ -77,7 +77,7 @@ class ObjectClient:
         listed: ApiListWatch[T] = ApiListWatch(
             self._session,
             kind,
-            Reader(msgspec.json.Decoder(form).decode),
+            RecordReader(msgspec.json.Decoder(form).decode),
             Selector(namespace=namespace),
             page_size=_PAGE_SIZE,
             selection={key: value for key, value in selection.items() if value},
@@ -93,24 +93,24 @@ class ObjectClient:
         """Create an object and return it as stored; with `dry_run` nothing is stored."""
         name = str(document.get("metadata", {}).get("name", ""))
         query = {"dryRun": "All"} if dry_run else {}
-        call = Call.on("create", kind, name, namespace=namespace, query=query, document=document)
+        call = ApiCall.on("create", kind, name, namespace=namespace, query=query, document=document)
         return decoded(_DOCUMENT, await self._session.request(call, timeout_s=_PATIENCE_S), kind.resource)
 
     async def apply(self, kind: ApiKind, document: Document, *, manager: str) -> Document:
         """Create or change an object by server-side apply; raises Conflict where others own the fields."""
         name, query = str(document["metadata"]["name"]), {"fieldManager": manager}
-        call = Call.on("patch", kind, name, query=query, document=document, patch_type=APPLY_PATCH)
+        call = ApiCall.on("patch", kind, name, query=query, document=document, patch_type=APPLY_PATCH)
         return decoded(_DOCUMENT, await self._session.request(call, timeout_s=_PATIENCE_S), kind.resource)
 
     async def delete(self, kind: ApiKind, name: str, *, namespace: str = "") -> None:
         """Delete an object at once; raises NotFound when it is gone."""
         query = {"gracePeriodSeconds": "0"}
-        await self._session.request(Call.on("delete", kind, name, namespace=namespace, query=query))
+        await self._session.request(ApiCall.on("delete", kind, name, namespace=namespace, query=query))
 
     async def read_log(self, namespace: str, pod: str, container: str, *, limit: int) -> bytes:
         """Read the log of a container; raises UnusableAnswer beyond `limit` bytes."""
         query, accept = {"container": container}, f"{JSON}, text/plain, */*"
-        call = Call.on("get", PODS.api, pod, "log", namespace=namespace, query=query, accept=accept)
+        call = ApiCall.on("get", PODS.api, pod, "log", namespace=namespace, query=query, accept=accept)
         return await self._session.request(call, limit=limit, timeout_s=_PATIENCE_S)
 
 

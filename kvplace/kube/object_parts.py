@@ -110,7 +110,7 @@ class MatchExpression(ApiObject, frozen=True):
         return None if operator is None else LabelTerm(self.key, operator, self.values or ())
 
 
-class _StatedVm(ApiObject, frozen=True):
+class _VmOfRequest(ApiObject, frozen=True):
     """The VM in a request, `namespace/name`; None if the request names none."""
 
     vmi: str | None = None
@@ -135,7 +135,7 @@ def vmi_of(request: str, owners: Iterable[OwnerReference]) -> OwnerReference:
 
 
 _NO_OWNER = OwnerReference()
-_STATED_VM = msgspec.json.Decoder(_StatedVm)
+_STATED_VM = msgspec.json.Decoder(_VmOfRequest)
 _NODE_INDEPENDENT = frozenset(
     {"configMap", "downwardAPI", "emptyDir", "hostPath", "image", "name", "nfs", "projected", "secret"}
 )

@@ -19,7 +19,7 @@ from kvplace.core.request import PinningOptions
 from kvplace.core.scalars import NodeName
 from kvplace.core.well_known_names import NO_LONGER_RUNNING, PINNED, ROLLOUT_LABEL
 from kvplace.kube.api_errors import NOT_JSON, unreadable
-from kvplace.kube.api_records import Reader
+from kvplace.kube.api_records import RecordReader
 from kvplace.kube.object_parts import ApiObject, ConditionObject, Metadata
 from kvplace.kube.object_records import NO_NODE, qemu_has_ended
 from kvplace.kube.objects import ContainerStatus, compute_of
@@ -219,8 +219,8 @@ LAUNCHERS: Kind[str, LauncherPod] = Kind(PODS.api, lambda record: record.uid, _B
 """Pods of VMs."""
 
 _DECODER = msgspec.json.Decoder(_Object)
-VM_READERS: Mapping[Kind[Any, Any], Reader[Any]] = {
-    VMS: Reader.of(_DECODER, _vm),
-    VMI_PHASES: Reader.of(_DECODER, _vmi),
+VM_READERS: Mapping[Kind[Any, Any], RecordReader[Any]] = {
+    VMS: RecordReader.of(_DECODER, _vm),
+    VMI_PHASES: RecordReader.of(_DECODER, _vmi),
 }
-LAUNCHER_READER = Reader.of(_DECODER, _pod)
+LAUNCHER_READER = RecordReader.of(_DECODER, _pod)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from kvplace.core.scalars import NodeName, NumaId, PciAddress, ResourceName
-from kvplace.kube.api_records import Reader
+from kvplace.kube.api_records import RecordReader
 from kvplace.kube.claimed_cpus import stated_cpus
 from kvplace.kube.object_parts import ApiObject, Metadata, StoredObject
 from kvplace.kube.object_records import (
@@ -202,8 +202,8 @@ def driver_of(expression: str) -> str:
 
 
 RESOURCE_CLAIM = msgspec.json.Decoder(ResourceClaimObject)
-DRA_READERS: Mapping[Kind[Any, Any], Reader[Any]] = {
-    SLICES: Reader.of(msgspec.json.Decoder(_SliceObject), _slice),
-    RESOURCE_CLAIMS: Reader.of(RESOURCE_CLAIM, resource_claim_record),
-    DEVICE_CLASSES: Reader.of(msgspec.json.Decoder(_DeviceClassObject), _device_class),
+DRA_READERS: Mapping[Kind[Any, Any], RecordReader[Any]] = {
+    SLICES: RecordReader.of(msgspec.json.Decoder(_SliceObject), _slice),
+    RESOURCE_CLAIMS: RecordReader.of(RESOURCE_CLAIM, resource_claim_record),
+    DEVICE_CLASSES: RecordReader.of(msgspec.json.Decoder(_DeviceClassObject), _device_class),
 }

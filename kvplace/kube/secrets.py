@@ -14,7 +14,7 @@ import msgspec
 
 from kvplace.core.errors import Conflict
 from kvplace.kube.api_errors import NotFound
-from kvplace.kube.calls import APPLY_PATCH, Call
+from kvplace.kube.calls import APPLY_PATCH, ApiCall
 from kvplace.kube.object_parts import Metadata
 from kvplace.kube.session import Session
 from kvplace.kube.watches import ApiKind
@@ -81,7 +81,7 @@ class ApiSecrets:
                 "data": {**removed, **encoded},
             }
         query = {"fieldManager": FIELD_MANAGER}
-        write = Call.on(verb, _SECRETS, name, namespace=namespace, query=query, document=document)
+        write = ApiCall.on(verb, _SECRETS, name, namespace=namespace, query=query, document=document)
         try:
             await self._session.request(write)
         except NotFound as error:
@@ -113,7 +113,7 @@ class ApiSecrets:
             }
             query = {"fieldManager": FIELD_MANAGER, "force": "true"}
             await self._session.request(
-                Call.on("patch", api, name, query=query, document=document, patch_type=APPLY_PATCH)
+                ApiCall.on("patch", api, name, query=query, document=document, patch_type=APPLY_PATCH)
             )
             return f"{kind} {name} has only just got its CA"
         return ""

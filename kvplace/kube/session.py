@@ -35,7 +35,7 @@ from kvplace.kube.api_errors import (
     error_of_response,
     with_retries,
 )
-from kvplace.kube.calls import JSON, METHODS, Call
+from kvplace.kube.calls import JSON, METHODS, ApiCall
 from kvplace.kube.credentials import CredentialOptions, Credentials, load_credentials
 from kvplace.kube.watches import ApiKind
 
@@ -193,7 +193,7 @@ class Session:
 
     async def request(
         self,
-        call: Call,
+        call: ApiCall,
         *,
         limit: int = ANSWER_LIMIT,
         timeout_s: float | None = None,
@@ -222,12 +222,12 @@ class Session:
     ) -> T | None:
         """Read one object; None where there is none, or no such kind."""
         try:
-            body = await self.request(Call.on("get", kind, name, namespace=namespace, accept=accept))
+            body = await self.request(ApiCall.on("get", kind, name, namespace=namespace, accept=accept))
         except NotFound:
             return None
         return decoded(decoder, body, kind.resource)
 
-    async def open_stream(self, call: Call) -> LineStream:
+    async def open_stream(self, call: ApiCall) -> LineStream:
         """Open a watch; its answer comes line by line, and the caller closes it."""
         patience = aiohttp.ClientTimeout(
             total=None, sock_connect=self._limits.connect_s, sock_read=self._limits.silence_s
@@ -243,7 +243,7 @@ class Session:
         self._streams.add(stream)
         return stream
 
-    async def _request(self, call: Call, limit: int, timeout_s: float) -> bytes:
+    async def _request(self, call: ApiCall, limit: int, timeout_s: float) -> bytes:
         patience = aiohttp.ClientTimeout(total=timeout_s, sock_connect=self._limits.connect_s)
         try:
             async with await self._send(call, patience) as response:
@@ -259,7 +259,7 @@ class Session:
             )
         return body
 
-    async def _send(self, call: Call, patience: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+    async def _send(self, call: ApiCall, patience: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         """Send; once more with credentials loaded again when the server does not accept the old ones.
 
         Or when we do not accept the server's certificate: its CA may have been replaced, in its file too.
@@ -277,7 +277,7 @@ class Session:
         return await self._send_as(self._credentials, call, patience)
 
     async def _send_as(
-        self, credentials: Credentials, call: Call, patience: aiohttp.ClientTimeout
+        self, credentials: Credentials, call: ApiCall, patience: aiohttp.ClientTimeout
     ) -> aiohttp.ClientResponse:
         if self.closed:
             raise ApiUnavailable(f"{call.verb} {call.resource}: the session is closed")
@@ -310,7 +310,7 @@ class Session:
 class LineStream:
     """The lines of an answer without end."""
 
-    def __init__(self, response: aiohttp.ClientResponse, call: Call, siblings: set[LineStream]) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, call: ApiCall, siblings: set[LineStream]) -> None:
         """`siblings` are the streams of the same session; this one leaves them when it is closed."""
         self._response = response
         self._siblings = siblings
@@ -367,7 +367,7 @@ async def open_session(options: CredentialOptions | None = None, limits: Limits 
     return Session(options, await load_credentials(options), limits or Limits())
 
 
-async def _failure(response: aiohttp.ClientResponse, call: Call) -> KvplaceError:
+async def _failure(response: aiohttp.ClientResponse, call: ApiCall) -> KvplaceError:
     API_ERRORS.labels(call.verb, call.resource, str(response.status)).inc()
     body = await _read_bounded(response, _MEBIBYTE) or b""
     return error_of_response(
@@ -404,7 +404,7 @@ def _tls_reason(error: aiohttp.ClientConnectorSSLError) -> str:
     return reason.replace("_", " ").lower() if reason else str(found)
 
 
-def _error_of_transport(error: Exception, call: Call) -> KvplaceError:
+def _error_of_transport(error: Exception, call: ApiCall) -> KvplaceError:
     API_ERRORS.labels(call.verb, call.resource, "none").inc()
     what = f"{call.verb} {call.resource} {call.name}".rstrip()
     match error:

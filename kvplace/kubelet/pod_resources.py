@@ -47,9 +47,9 @@ _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.AS
 _LIST = "/v1.PodResourcesLister/List"
 _ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 
-DeviceKey = tuple[ResourceName, str]
+PluginDevice = tuple[ResourceName, str]
 """A resource and the id that its plugin gave to a device."""
-DeviceNodes = Mapping[DeviceKey, frozenset[NumaId]]
+DeviceNodes = Mapping[PluginDevice, frozenset[NumaId]]
 """The NUMA nodes of devices; none where the plugin states none."""
 
 
@@ -93,9 +93,9 @@ def devices_of_pod(pod: ListedPod) -> tuple[PodDevice, ...]:
     )
 
 
-def read_devices(message: bytes, field: int) -> dict[DeviceKey, frozenset[NumaId]]:
+def read_devices(message: bytes, field: int) -> dict[PluginDevice, frozenset[NumaId]]:
     """Read the ContainerDevices in a field of a message; raises BadMessage or UnicodeDecodeError."""
-    found: dict[DeviceKey, frozenset[NumaId]] = {}
+    found: dict[PluginDevice, frozenset[NumaId]] = {}
     for devices in _messages(message, field):
         resource = _text(devices, 1)
         topologies = _messages(devices, 3)
@@ -109,7 +109,7 @@ def read_devices(message: bytes, field: int) -> dict[DeviceKey, frozenset[NumaId
 
 def _pods(message: bytes) -> Iterator[ListedPod]:
     for pod in _messages(message, 1):
-        devices: dict[DeviceKey, frozenset[NumaId]] = {}
+        devices: dict[PluginDevice, frozenset[NumaId]] = {}
         for container in _messages(pod, 3):
             devices.update(read_devices(container, 2))
         if devices:
@@ -152,7 +152,7 @@ async def unary_call(
         async with asyncio.timeout(deadline_s):
             reader, writer = await asyncio.open_unix_connection(socket)
             try:
-                return await _exchange(reader, writer, _Answer(method, most_bytes), request)
+                return await _exchange(reader, writer, _GrpcAnswer(method, most_bytes), request)
             finally:
                 writer.close()
     except TimeoutError:
@@ -171,7 +171,7 @@ class _BadAnswer(Exception):
     """The answer is not one message of gRPC with the status OK."""
 
 
-class _Answer:
+class _GrpcAnswer:
     """The part of an answer that has arrived."""
 
     def __init__(self, method: str, most_bytes: int) -> None:
@@ -211,7 +211,7 @@ class _Answer:
 
 
 async def _exchange(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer, request: bytes
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _GrpcAnswer, request: bytes
 ) -> bytes:
     http = H2Connection(H2Configuration(client_side=True, header_encoding=None))
     http.initiate_connection()

@@ -44,7 +44,7 @@ def discover(tree: Tree) -> Discovery:
 
     No CPUs are reserved in it: sysfs does not contain the operator's reservation for the host.
     """
-    return _Reader(tree).discover()
+    return _SysfsReader(tree).discover()
 
 
 def total_memory(meminfo: str) -> Bytes:
@@ -53,7 +53,7 @@ def total_memory(meminfo: str) -> Bytes:
     return Bytes(int(match[1]) * 1024 if match else 0)
 
 
-class _Reader:
+class _SysfsReader:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._notes: list[str] = []

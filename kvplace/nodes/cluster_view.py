@@ -38,7 +38,7 @@ from kvplace.nodes.node_machine import (
     NodeMachine,
     NodeSnapshot,
     Unusable,
-    describe_node,
+    machine_of_node,
     request_of,
     snapshot_of,
 )
@@ -353,7 +353,7 @@ def node_view(
 ) -> NodeView:
     """Combine the objects of a node."""
     status = "" if node is None else node.status
-    return NodeView(name, describe_node(node, described), described, ledger, node is not None, status, pods)
+    return NodeView(name, machine_of_node(node, described), described, ledger, node is not None, status, pods)
 
 
 def view_of(cache: NodeCache, name: NodeName) -> NodeView:

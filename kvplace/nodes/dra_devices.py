@@ -34,7 +34,7 @@ from kvplace.kube.watches import DEVICE_CLASSES, RESOURCE_CLAIMS, SLICES, Apply,
 
 _log = logging.getLogger(__name__)
 
-_LocatedDevice = tuple[DeviceKey, bool, NumaId | None]
+_DevicePlace = tuple[DeviceKey, bool, NumaId | None]
 """A device, whether several pods may have it, and its NUMA node if that is known."""
 
 PROBE_S = 300.0
@@ -54,7 +54,7 @@ class DraDevices:
         """The generation of each slice by driver and pool."""
         self._in_use: dict[DeviceKey, int] = {}
         """The number of resource claims of each device."""
-        self._places: dict[NodeName, tuple[Topology, DeviceReport | None, Sequence[_LocatedDevice]]] = {}
+        self._places: dict[NodeName, tuple[Topology, DeviceReport | None, Sequence[_DevicePlace]]] = {}
         """The devices of nodes with the inputs of their places, until a slice changes."""
         self.slices.subscribe(self._slice_seen)
         self.claims.subscribe(self._claim_seen)
@@ -170,7 +170,7 @@ class DraDevices:
 
     def _located(
         self, node: NodeName, topology: Topology, report: DeviceReport | None
-    ) -> Sequence[_LocatedDevice]:
+    ) -> Sequence[_DevicePlace]:
         """Return the devices of a node in the order of allocation; Filter asks for them with every pod."""
         known = self._places.get(node)
         if known is not None and known[0] is topology and known[1] is report:

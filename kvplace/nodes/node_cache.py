@@ -37,9 +37,9 @@ from kvplace.nodes.node_machine import (
     NodeMachine,
     NodeSnapshot,
     Unusable,
-    describe_node,
     devices_after,
     devices_held,
+    machine_of_node,
     request_of,
     snapshot_of,
     with_ledger,
@@ -138,7 +138,7 @@ class NodeCache:
         """Return the machine of a node, or the reason why it cannot be used."""
         machine = self._machines.get(node)
         if machine is None:
-            machine = describe_node(self.nodes.get(node), self.topologies.get(node))
+            machine = machine_of_node(self.nodes.get(node), self.topologies.get(node))
             if node in self.nodes.records:
                 self._machines[node] = machine
         return machine

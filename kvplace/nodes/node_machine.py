@@ -107,7 +107,7 @@ NOT_DESCRIBED = Unusable("neither a NodeTopology object nor a cpu-map annotation
 NOT_KNOWN = Unusable("the node is not known to the API server")
 
 
-def describe_node(node: NodeRecord | None, described: TopologyRecord | None) -> NodeMachine | Unusable:
+def machine_of_node(node: NodeRecord | None, described: TopologyRecord | None) -> NodeMachine | Unusable:
     """Combine the descriptions of a node.
 
     Its cpu-map and the CPUs that the kubelet's static policy holds limit the CPUs that may be given out. A

@@ -26,7 +26,7 @@ from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable
 NODE_KIND, VM_KIND = "NodeView", "VmView"
 
 
-def node_document(node: NodeView) -> Json:
+def node_view_document(node: NodeView) -> Json:
     """Write a node: its CPUs by use, its largest free blocks, its memory and the VMs on it."""
     document: Json = {
         "apiVersion": API_VERSION,
@@ -44,7 +44,7 @@ def node_document(node: NodeView) -> Json:
                 ("free", node.free),
             )
         },
-        "vms": [claim_document(claim) for claim in node.ledger.claims.values()],
+        "vms": [claim_view_document(claim) for claim in node.ledger.claims.values()],
     }
     if isinstance(node.machine, NodeMachine):
         document["topology"] = node.machine.topology.fingerprint
@@ -72,7 +72,7 @@ def free_blocks_document(free_blocks: FreeBlocks) -> Json:
     }
 
 
-def vm_document(vm: VmView) -> Json:
+def vm_view_document(vm: VmView) -> Json:
     """Write a VM: its request, its placement, and the report of its agent."""
     return {
         "apiVersion": API_VERSION,
@@ -120,7 +120,7 @@ def list_document(kind: str, items: Iterable[Json]) -> Json:
     return {"apiVersion": API_VERSION, "kind": f"{kind}List", "items": list(items)}
 
 
-def claim_document(claim: Claim) -> Json:
+def claim_view_document(claim: Claim) -> Json:
     """Write a claim: the VM, and its resources."""
     return {
         "namespace": claim.namespace,

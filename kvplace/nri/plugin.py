@@ -77,7 +77,7 @@ _EVENT_CALLS = {
 _T = TypeVar("_T")
 
 
-class Handler(ABC):
+class NriHandler(ABC):
     """A plugin: its name, and its answers to the runtime's calls.
 
     An answer that it does not define changes nothing.
@@ -125,7 +125,7 @@ class NriRuntime:
     socket: Path
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
-    async def run(self, handler: Handler) -> None:
+    async def run(self, handler: NriHandler) -> None:
         """Keep a plugin connected until cancelled; pauses between attempts grow from 0.1 s to 2 s."""
         pause = _FIRST_PAUSE_S
         logged = ""
@@ -164,7 +164,7 @@ class NriRuntime:
 
 
 @asynccontextmanager
-async def session(socket: Path, handler: Handler) -> AsyncIterator[Connection]:
+async def session(socket: Path, handler: NriHandler) -> AsyncIterator[Connection]:
     """Connect, register and synchronize; the handler is called for events until the body ends.
 
     Raises Unavailable or Misconfigured. The body learns from `connection.future()` that the runtime is gone.
@@ -196,7 +196,7 @@ async def session(socket: Path, handler: Handler) -> AsyncIterator[Connection]:
 class _Calls:
     """Answers the calls of one connection: Configure, Synchronize, then events."""
 
-    def __init__(self, handler: Handler, synchronized: asyncio.Future[None]) -> None:
+    def __init__(self, handler: NriHandler, synchronized: asyncio.Future[None]) -> None:
         self._handler = handler
         self._runtime = Runtime("", "")
         self._pods: list[PodSandbox] = []
@@ -267,7 +267,7 @@ class _Calls:
         return no_change
 
 
-class _Courier(Handler):
+class _Courier(NriHandler):
     """A plugin that wants nothing but its updates."""
 
     name = "kvplace-courier"

@@ -131,7 +131,7 @@ def refused_vms(plan: Plan) -> list[RefusedVms]:
     return sorted(found, key=lambda group: -len(group.ids))
 
 
-def summary(plan: Plan, need_movable: Sequence[str] = ()) -> list[tuple[str, str]]:
+def plan_summary(plan: Plan, need_movable: Sequence[str] = ()) -> list[tuple[str, str]]:
     """Give titled sentences about the plan; `need_movable`: VMs that must opt in to its moves."""
     total = requested(plan)
     nodes = len({vm.node for vm in plan.planned})
@@ -169,7 +169,7 @@ def plan_document(
     requests: Sequence[VmRequest],
     need_movable: Sequence[str] = (),
 ) -> Json:
-    """Write a plan as JSON; `running`: the VMs before the moves; `need_movable` as in `summary`."""
+    """Write a plan as JSON; `running`: the VMs before the moves; `need_movable` as in `plan_summary`."""
     machines = {node.name: node.topology for node in nodes}
     request_of = {vm.id: vm.request for vm in requests}
     request_of |= {vm.id: vm.request for node in nodes for vm in node.running}

@@ -120,7 +120,7 @@ class Connections:
         self._limits = limits
         self._may_connect = may_connect
         self._handshakes: set[asyncio.Task[None]] = set()
-        self._open: dict[asyncio.BaseTransport | None, _Connection] = {}
+        self._open: dict[asyncio.BaseTransport | None, _ClientConnection] = {}
         self._unread = 0
 
     @contextlib.contextmanager
@@ -176,7 +176,7 @@ class Connections:
         """Cut off the clients of addresses that may not connect any more, until cancelled."""
         while self._may_connect is not None:
             await asyncio.sleep(_ASK_AGAIN_S)
-            by_host: dict[str, list[_Connection]] = {}
+            by_host: dict[str, list[_ClientConnection]] = {}
             for connection in self._open.values():
                 by_host.setdefault(connection.host, []).append(connection)
             for host, connections in by_host.items():
@@ -202,7 +202,7 @@ class Connections:
             return
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: _Connection(self, self._limits, host),
+                lambda: _ClientConnection(self, self._limits, host),
                 accepted,
                 ssl=tls,
                 ssl_handshake_timeout=self._limits.handshake_s if tls is not None else None,
@@ -214,7 +214,7 @@ class Connections:
 
     # Called by connections.
 
-    def opened(self, transport: asyncio.Transport, connection: _Connection) -> asyncio.Protocol | None:
+    def opened(self, transport: asyncio.Transport, connection: _ClientConnection) -> asyncio.Protocol | None:
         """Note a connection; returns the protocol that serves it."""
         self._open[transport] = connection
         return self._choose(transport)
@@ -223,7 +223,7 @@ class Connections:
         """Forget a connection."""
         self._open.pop(transport, None)
 
-    def make_room(self, sender: _Connection) -> bool:
+    def make_room(self, sender: _ClientConnection) -> bool:
         """Cut the connections with most bytes of requests, so that a usual request stays beside large ones.
 
         Returns whether the bytes are within the limit then; the connection of `sender` is not cut here.
@@ -241,7 +241,7 @@ class Connections:
         return self._unread <= self._limits.unread_bytes
 
 
-class _Connection(asyncio.Protocol):
+class _ClientConnection(asyncio.Protocol):
     """One connection: passes everything on to the protocol that serves it, and watches the time."""
 
     def __init__(self, all_connections: Connections, limits: ConnectionLimits, host: str) -> None:

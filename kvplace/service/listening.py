@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from kvplace.core.errors import Misconfigured
 from kvplace.service.connections import Address, ConnectionLimits, Connections, MayConnect, accepting
@@ -36,8 +37,6 @@ GRACE_S = 10.0
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
 _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x17, 0x18
 _LIMITS = ConnectionLimits()
-
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @contextlib.asynccontextmanager
@@ -94,7 +93,7 @@ async def http1_server(
 
 def _noting_complete_requests(connections: Connections) -> Callable[..., Awaitable[web.StreamResponse]]:
     @web.middleware
-    async def note(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
         # A compressed body may unpack to a thousand times its size; no caller needs to send one.
         if request.headers.get("Content-Encoding", "identity") != "identity":
             return web.Response(status=415, text="compressed bodies are not read\n")

@@ -45,7 +45,7 @@ from kvplace.machines.server_types import SERVER_TYPES, read_machine
 from kvplace.nodes.node_cache import NodeCache, running_node_cache
 from kvplace.scheduler.extender import Extender
 from kvplace.scheduler.extender_protocol import FilterResult, read_binding_args, read_extender_args
-from kvplace.simulate.demo_vms import demo_vms, domain_xml, launcher_pod, read_templates, vmi_of
+from kvplace.simulate.demo_vms import demo_vms, domain_xml, launcher_pod, read_templates, vmi_of_vm
 
 KIND = "DemoReport"
 
@@ -195,7 +195,7 @@ def domain_diff(vm: PlacedVm) -> list[str]:
     )
 
 
-def report_document(report: DemoReport) -> dict[str, Any]:
+def demo_document(report: DemoReport) -> dict[str, Any]:
     """Write a report as JSON; everything but the seconds is the same for equal settings."""
     drawing = report.core_map()
     example = report.example(drawing.name)
@@ -364,7 +364,7 @@ class _VmLifecycle:
         """Act as KubeVirt's controllers and the API server, up to the stored pod."""
         largest = self._cache.largest_node
         review_vm(vm, namespace=NAMESPACE, largest_node=largest)
-        made = vmi_of(vm, namespace=NAMESPACE)
+        made = vmi_of_vm(vm, namespace=NAMESPACE)
         admitted = admit_vmi(made, namespace=NAMESPACE, settings=self._admission, largest_node=largest)
         vmi = _stored(admitted.object, f"vmi/{made['metadata']['name']}")
         self._cluster.put_vmi(NAMESPACE, vmi["metadata"]["name"], vmi)

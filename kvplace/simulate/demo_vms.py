@@ -22,10 +22,10 @@ from kvplace.admission.sidecar import HOOK_SIDECARS
 from kvplace.admission.size import Size, size_of_vm
 from kvplace.core.errors import Misconfigured
 from kvplace.core.quantity import bytes_in_pages, format_bytes
+from kvplace.core.strict_json import Json
 
 _FOLDER = "vm-templates"
 
-Json = dict[str, Any]
 _SHARES = {
     "web-server": 28,
     "ci-runner": 16,
@@ -121,7 +121,7 @@ _OVERHEAD = 312 << 20
 """About the memory that KubeVirt requests for QEMU and itself beside the guest's memory."""
 
 
-def vmi_of(vm: Mapping[str, Any], *, namespace: str) -> Json:
+def vmi_of_vm(vm: Mapping[str, Any], *, namespace: str) -> Json:
     """Make the VMI that the VM controller creates for a VM."""
     template = vm["spec"]["template"]
     metadata = template.get("metadata") or {}

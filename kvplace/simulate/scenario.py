@@ -48,7 +48,7 @@ class Departure:
     vm: SimulatedVm
 
 
-Event = Arrival | Departure
+LoadEvent = Arrival | Departure
 
 
 class ActiveVms:
@@ -121,7 +121,7 @@ class RandomLoad:
         self._running.drop(vm)
         self._refused = True
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[LoadEvent]:
         """Yield arrivals, and the departures of VMs that were placed."""
         for vm in self._vms():
             while self._refused or self._is_loaded:
@@ -149,12 +149,12 @@ class RandomLoad:
             yield SimulatedVm(f"vm-{number + 1}", kind.request, None if self._mix.load is None else lifetime)
 
 
-def trace(vms: Sequence[SimulatedVm]) -> Iterator[Event]:
+def trace(vms: Sequence[SimulatedVm]) -> Iterator[LoadEvent]:
     """Yield the events of given VMs in the order of time; at equal times departures go first.
 
     Refused VMs have departures, too.
     """
-    events: list[tuple[float, bool, int, Event]] = []
+    events: list[tuple[float, bool, int, LoadEvent]] = []
     for number, vm in enumerate(vms):
         events.append((vm.arrives, True, number, Arrival(vm)))
         if vm.lifetime is not None:

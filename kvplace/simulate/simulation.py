@@ -24,7 +24,7 @@ from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
 from kvplace.core.vm_stages import Percentiles
-from kvplace.simulate.scenario import Arrival, Event, RandomLoad, Scenario, SimulatedVm, trace
+from kvplace.simulate.scenario import Arrival, LoadEvent, RandomLoad, Scenario, SimulatedVm, trace
 from kvplace.simulate.simulated_cluster import ClusterState, SimulatedCluster, cluster_state, empty_amounts
 
 KIND = "SimulationReport"
@@ -108,7 +108,7 @@ class _Run:
             )
 
     def run(self, goes_on: Callable[[int], bool]) -> SimulationOutcome:
-        events: Iterable[Event] = self._random if self._random is not None else trace(self._scenario.vms)
+        events: Iterable[LoadEvent] = self._random if self._random is not None else trace(self._scenario.vms)
         for event in events:
             if not goes_on(self._outcome.arrived):
                 self._outcome.complete = False
@@ -208,7 +208,7 @@ class _Run:
         return cluster_state(self._cluster.states, self._scenario.memory_per_cpu)
 
 
-def report_document(
+def simulation_document(
     scenario: Scenario, outcomes: Sequence[SimulationOutcome], *, interrupted: bool = False
 ) -> dict[str, Any]:
     """Write the outcomes as JSON; everything but the seconds is the same for equal scenarios."""
@@ -268,7 +268,7 @@ def _ordered(reasons: Counter[Reason]) -> list[tuple[Reason, int]]:
     return sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0].value))
 
 
-def summary(outcomes: Sequence[SimulationOutcome]) -> Mapping[str, str]:
+def simulation_summary(outcomes: Sequence[SimulationOutcome]) -> Mapping[str, str]:
     """Give the means over the seeds of one strategy, by their titles."""
     refusals = [outcome.first_refusal for outcome in outcomes if outcome.first_refusal is not None]
     ends = [outcome.end for outcome in outcomes]

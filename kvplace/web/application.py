@@ -20,7 +20,7 @@ import hashlib
 import hmac
 import ipaddress
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
-from aiohttp.typedefs import Middleware
+from aiohttp.typedefs import Handler, Middleware
 
 from kvplace.core.drawing.svg_blocks import DARK, LIGHT, Scheme
 from kvplace.core.errors import Absent, BadBody, Forbidden, KvplaceError, http_status_of
@@ -108,7 +108,6 @@ def _file(name: str, content: bytes) -> File:
 
 
 _SECRET_BYTES = 24
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

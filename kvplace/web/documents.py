@@ -17,6 +17,7 @@ from kvplace.core.errors import KvplaceError
 from kvplace.core.ledger import Claim
 from kvplace.core.occupant import neighbours_of
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
+from kvplace.core.strict_json import Json
 from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import OPTING_IN
 from kvplace.kube.concurrency import Turns
@@ -26,13 +27,12 @@ from kvplace.kube.store import Store
 from kvplace.nodes.cluster_view import NodeView, VmState, VmView, view_of, with_devices
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
-from kvplace.nodes.view_output import claim_document, devices_document, draw_node
+from kvplace.nodes.view_output import claim_view_document, devices_document, draw_node
 
 MAX_FOUND = 50
 MAX_QUERY = 256
 _MOST_PHASES = 16
 """VMs of a page with a phase that is read from the API server."""
-Json = dict[str, Any]
 GONE = "its agent is gone or not ready: it measures nothing, and its last report may be old"
 
 
@@ -247,7 +247,7 @@ def _state_document(node: NodeView | None, uid: PodUid, vm: VmView | None) -> Js
 
 
 def _claim_document(claim: Claim) -> Json:
-    return claim_document(claim) | {"revision": claim.revision}
+    return claim_view_document(claim) | {"revision": claim.revision}
 
 
 async def _pod_document(cache: NodeCache, agents: Agents, vmis: VmiClient, pod: PodRecord) -> Json:

@@ -22,7 +22,7 @@ from kvplace.core.well_known_names import PLACED_LABEL, PLACEMENT
 from kvplace.linux.cgroups import CpusetFile
 from kvplace.linux.kernel_files import Gone, KernelError
 from kvplace.nri import values as nri
-from kvplace.nri.plugin import MAX_UPDATES, Handler, NriRuntime
+from kvplace.nri.plugin import MAX_UPDATES, NriHandler, NriRuntime
 
 T = TypeVar("T")
 
@@ -156,7 +156,7 @@ class PlayedRuntime(NriRuntime):
 
     # What the plugin asks of it
 
-    async def run(self, handler: Handler) -> None:
+    async def run(self, handler: NriHandler) -> None:
         await asyncio.Event().wait()
 
     async def deliver(

@@ -8,15 +8,15 @@ import pytest
 
 from benchmarks._foresight import Foresight, fewest_split
 from benchmarks._load import vm_of
-from kvplace.simulate.scenario import Arrival, Departure, Event, SimulatedVm
+from kvplace.simulate.scenario import Arrival, Departure, LoadEvent, SimulatedVm
 
 pytest.importorskip("highspy", reason="needs the extra `bench`")
 
 
-def _load(*steps: int) -> list[Event]:
+def _load(*steps: int) -> list[LoadEvent]:
     """A load in steps: a size arrives, a negative number lets the VM of that place in the order leave."""
     vms: list[SimulatedVm] = []
-    events: list[Event] = []
+    events: list[LoadEvent] = []
     for step in steps:
         if step > 0:
             vms.append(vm_of(len(vms), step))
@@ -36,5 +36,5 @@ def _load(*steps: int) -> list[Event]:
         (_load(2, 2, 2, 2, -1, -2, 4, -3, -4, 4), 0),
     ],
 )
-def test_the_fewest_vms_are_split_on_two_nodes_of_four(load: Sequence[Event], split: int) -> None:
+def test_the_fewest_vms_are_split_on_two_nodes_of_four(load: Sequence[LoadEvent], split: int) -> None:
     assert fewest_split(load, (4, 4), seconds=20) == Foresight(split, split)

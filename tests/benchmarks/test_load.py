@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks._load import EVEN, GIB, MIXES, SMALL_AND_LARGE, ConstantLoad, Sizes, vms
-from kvplace.simulate.scenario import Arrival, Departure, Event, SimulatedVm
+from kvplace.simulate.scenario import Arrival, Departure, LoadEvent, SimulatedVm
 from tests.effort import examples
 
 
-def at(event: Event) -> float:
+def at(event: LoadEvent) -> float:
     """The time of an event."""
     lifetime = event.vm.lifetime if isinstance(event, Departure) else 0.0
     return event.vm.arrives + (lifetime or 0.0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvplace.core.errors import BadBody
-from kvplace.core.request_json import request_of
+from kvplace.core.request_json import read_strict_request
 from kvplace.documents import SCHEMA_NAMES, example_of
 from kvplace.documents.cluster import ClusterDocument, ScenarioDocument
 from kvplace.documents.model import DocumentModel, read_model
@@ -31,7 +31,11 @@ WORDS = {"one-numa", "one-l3", "require", "isolate", "any", "spread", "balance",
 
 
 def reader(name: str) -> Callable[[Any], object]:
-    return request_of if name == "request" else lambda document: read_model(MODELS[name], document, name)
+    return (
+        read_strict_request
+        if name == "request"
+        else lambda document: read_model(MODELS[name], document, name)
+    )
 
 
 def paths(value: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:

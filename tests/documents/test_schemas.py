@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvplace.core.errors import BadBody
-from kvplace.core.request_json import REQUEST_KEYS, request_of
+from kvplace.core.request_json import REQUEST_KEYS, read_strict_request
 from kvplace.documents import SCHEMA_NAMES, example_of, schema_of
 from kvplace.documents.cluster import ClusterDocument, ScenarioDocument
 from kvplace.documents.model import DocumentModel, read_model
@@ -124,11 +124,11 @@ def test_the_schema_of_a_request_has_its_keys_words_and_bounds() -> None:
     assert set(schema["properties"]) == set(REQUEST_KEYS)
     for key, rules in schema["properties"].items():
         for word in rules.get("enum", ()):
-            assert request_of({"vcpus": 2, key: word}) is not None
+            assert read_strict_request({"vcpus": 2, key: word}) is not None
         if "maximum" in rules:
-            assert request_of({"vcpus": 2} | {key: rules["maximum"]}) is not None
+            assert read_strict_request({"vcpus": 2} | {key: rules["maximum"]}) is not None
             with pytest.raises(BadBody):
-                request_of({"vcpus": 2} | {key: rules["maximum"] + 1})
+                read_strict_request({"vcpus": 2} | {key: rules["maximum"] + 1})
 
 
 @pytest.mark.parametrize("name", SCHEMA_NAMES)

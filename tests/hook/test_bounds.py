@@ -15,7 +15,7 @@ from kvplace.core.scalars import CpuId
 from kvplace.hook.bounds import (
     allowed_cpus,
     allowed_memory_nodes,
-    check_cpus,
+    check_placed_cpus,
     check_protected,
     node_of_cpus,
     unprotected,
@@ -25,7 +25,7 @@ from tests.hook.machine import BOUND, PLACEMENT, pod_environment, two_socket_mac
 
 
 def test_a_placement_inside_the_cpuset_is_fine(env: PodEnvironment) -> None:
-    check_cpus(BOUND, env)
+    check_placed_cpus(BOUND, env)
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def test_any_thread_sent_to_a_cpu_that_is_not_online_is_refused(
     with pytest.raises(
         Misconfigured, match=rf"CPU {outside} of the placement is not online on worker-1 \(online: 0-63\)"
     ):
-        check_cpus(replace(BOUND, placement=replace(PLACEMENT, **changed)), env)  # type: ignore[arg-type]
+        check_placed_cpus(replace(BOUND, placement=replace(PLACEMENT, **changed)), env)  # type: ignore[arg-type]
 
 
 def test_an_offline_cpu_is_named_as_offline_though_the_cpuset_lacks_it_too(tmp_path: Path) -> None:
     two_socket_machine(tmp_path, online="0-34,36-63", cpuset="0-34,36-63")
     with pytest.raises(Misconfigured, match="CPU 35 of the placement is not online"):
-        check_cpus(BOUND, pod_environment(tmp_path))
+        check_placed_cpus(BOUND, pod_environment(tmp_path))
 
 
 def test_cpus_outside_the_cpuset_are_refused_even_when_only_some_are(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_cpus_outside_the_cpuset_are_refused_even_when_only_some_are(tmp_path: P
     with pytest.raises(
         Misconfigured, match=r"CPU 35 of the placement is outside this pod's cpuset 0-3,32-34"
     ):
-        check_cpus(BOUND, pod_environment(tmp_path))
+        check_placed_cpus(BOUND, pod_environment(tmp_path))
 
 
 def test_without_a_readable_cgroup_the_process_status_counts(env: PodEnvironment, machine: Path) -> None:
@@ -71,7 +71,7 @@ def test_files_that_cannot_be_read_limit_nothing(tmp_path: Path) -> None:
     bare = pod_environment(tmp_path)
     assert allowed_cpus(bare) is None
     assert node_of_cpus(bare) == {}
-    check_cpus(BOUND, bare)
+    check_placed_cpus(BOUND, bare)
 
 
 ENFORCED = replace(BOUND, enforced=True, placement=replace(PLACEMENT, owned=PLACEMENT.cpus))
@@ -80,7 +80,7 @@ ENFORCED = replace(BOUND, enforced=True, placement=replace(PLACEMENT, owned=PLAC
 
 def test_cpus_that_an_agent_protects_are_those_that_our_own_cpuset_lacks(tmp_path: Path) -> None:
     two_socket_machine(tmp_path, cpuset="0-1,4-33,36-63")
-    check_cpus(ENFORCED, pod_environment(tmp_path))
+    check_placed_cpus(ENFORCED, pod_environment(tmp_path))
     check_protected(ENFORCED, pod_environment(tmp_path))
 
 
@@ -89,7 +89,7 @@ def test_cpus_that_an_agent_protects_are_those_that_our_own_cpuset_lacks(tmp_pat
 )
 def test_a_vm_waits_while_others_may_use_a_cpu_that_it_owns(tmp_path: Path, cpuset: str, named: str) -> None:
     two_socket_machine(tmp_path, cpuset=cpuset)
-    for check in (check_cpus, check_protected):
+    for check in (check_placed_cpus, check_protected):
         with pytest.raises(
             Misconfigured,
             match=rf"other containers may still use CPU {named}, which this VM owns: the agent on worker-1 "
@@ -100,12 +100,12 @@ def test_a_vm_waits_while_others_may_use_a_cpu_that_it_owns(tmp_path: Path, cpus
 
 def test_a_vm_that_owns_nothing_waits_for_no_agent_and_is_not_bound_to_our_cpuset(tmp_path: Path) -> None:
     two_socket_machine(tmp_path, cpuset="40-63")
-    check_cpus(replace(BOUND, enforced=True), pod_environment(tmp_path))
+    check_placed_cpus(replace(BOUND, enforced=True), pod_environment(tmp_path))
 
 
 def test_a_vm_that_may_float_does_not_wait_for_the_agent_but_its_risk_is_named(env: PodEnvironment) -> None:
     floats = replace(ENFORCED, on_failure=OnFailure.FLOAT)
-    check_cpus(floats, env)
+    check_placed_cpus(floats, env)
     check_protected(floats, env)
     assert "other containers may still use CPU 2-3,34-35" in (unprotected(floats, env) or "")
 
@@ -113,7 +113,7 @@ def test_a_vm_that_may_float_does_not_wait_for_the_agent_but_its_risk_is_named(e
 def test_an_offline_cpu_is_refused_whoever_sets_cpusets(tmp_path: Path) -> None:
     two_socket_machine(tmp_path, online="0-34,36-63", cpuset="0-1")
     with pytest.raises(Misconfigured, match="CPU 35 of the placement is not online"):
-        check_cpus(ENFORCED, pod_environment(tmp_path))
+        check_placed_cpus(ENFORCED, pod_environment(tmp_path))
 
 
 def test_an_idle_sibling_that_is_offline_is_not_protected(tmp_path: Path) -> None:

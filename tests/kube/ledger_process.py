@@ -10,7 +10,7 @@ from kvplace.core.cpuset import cpus_of, lowest, mask_of
 from kvplace.core.errors import Misconfigured, Refused
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.ledgers import Decision, Ledgers
+from kvplace.kube.ledgers import LedgerDecision, Ledgers
 from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import LEDGERS
@@ -80,7 +80,7 @@ async def delivered(cluster: FaultyCluster, ledgers: Ledgers) -> None:
     await settled(lambda: ledgers.current(NodeName("last")) is not None)
 
 
-def taking(uid: str, count: int = 1) -> Decision[int]:
+def taking(uid: str, count: int = 1) -> LedgerDecision[int]:
     """Claim the lowest free CPUs for a pod, as a bind does: what it has already is its answer."""
 
     def decide(ledger: Ledger) -> tuple[LedgerChange, int]:
@@ -95,7 +95,7 @@ def taking(uid: str, count: int = 1) -> Decision[int]:
     return decide
 
 
-def releasing(uid: str) -> Decision[bool]:
+def releasing(uid: str) -> LedgerDecision[bool]:
     """Release a pod; returns whether it had a claim."""
     return lambda ledger: (
         LedgerChange(releases=tuple(map(PodUid, (uid,) if uid in ledger.claims else ()))),

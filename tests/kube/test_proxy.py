@@ -14,12 +14,12 @@ import pytest
 
 from harness.certificates import Authority
 from kvplace.core.errors import Unavailable
-from kvplace.kube.calls import Call
+from kvplace.kube.calls import ApiCall
 from kvplace.kube.credentials import CredentialOptions, load_credentials
 from kvplace.kube.session import open_session
 from tests.kube.api_stub import ApiStub, answer, api_stub
 
-GET = Call("get", "pods", "/api/v1/pods")
+GET = ApiCall("get", "pods", "/api/v1/pods")
 
 
 @dataclass

@@ -32,12 +32,12 @@ from kvplace.kube.api_errors import (
     UnusableAnswer,
     error_of_response,
 )
-from kvplace.kube.calls import Call
+from kvplace.kube.calls import ApiCall
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.session import Limits, Session, open_session
 from tests.kube.api_stub import ApiStub, answer, api_stub, broken, closing, status
 
-GET = Call("get", "pods", "/api/v1/namespaces/a/pods/b", name="b")
+GET = ApiCall("get", "pods", "/api/v1/namespaces/a/pods/b", name="b")
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ async def test_load_that_does_not_end_is_an_error_after_a_few_attempts(stub: Api
 @pytest.mark.parametrize("fault", [status(500), status(503), broken()], ids=["500", "503", "broken"])
 async def test_a_write_with_unknown_outcome_is_sent_once(stub: ApiStub, tmp_path: Path, fault: Any) -> None:
     stub.script = [fault, answer({})]
-    write = Call("create", "pods/binding", "/x", body=b"{}")
+    write = ApiCall("create", "pods/binding", "/x", body=b"{}")
     async with await hurried(stub, tmp_path) as session:
         with pytest.raises(ApiUnavailable) as failure:
             await session.request(write)
@@ -433,7 +433,7 @@ async def test_a_service_account_without_rights_learns_which_it_lacks(
     control_plane: ControlPlane, namespace: str
 ) -> None:
     kubeconfig = control_plane.service_account_kubeconfig(namespace, "default")
-    call = Call("create", "pods/binding", f"/api/v1/namespaces/{namespace}/pods/a/binding", body=b"{}")
+    call = ApiCall("create", "pods/binding", f"/api/v1/namespaces/{namespace}/pods/a/binding", body=b"{}")
     async with await open_session(CredentialOptions(kubeconfig=str(kubeconfig))) as session:
         with pytest.raises(Forbidden, match=r"create on pods/binding.*system:serviceaccount"):
             await session.request(call)
@@ -468,7 +468,7 @@ async def test_a_request_given_up_in_its_handshake_leaves_no_connection(control_
     while not answered:
         before = open_sockets()
         session = await open_session(CredentialOptions(kubeconfig=str(control_plane.kubeconfig)))
-        asking = asyncio.create_task(session.request(Call("list", "pods", "/api/v1/pods")))
+        asking = asyncio.create_task(session.request(ApiCall("list", "pods", "/api/v1/pods")))
         for _ in range(rounds):
             await asyncio.sleep(0)
         answered = asking.done()

@@ -16,7 +16,7 @@ from kvplace.kube.node_filters import PodDemands, SchedulableNode
 from kvplace.kube.object_records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.cluster_view import agreement_needed, cluster_view
 from kvplace.nodes.planning_cluster import PlanningCluster, planning_cluster
-from kvplace.plan.plan_documents import plan_document, summary
+from kvplace.plan.plan_documents import plan_document, plan_summary
 from tests.nodes.machines import TWO_QUADS
 
 NODE = NodeName("worker")
@@ -64,7 +64,7 @@ def test_a_plan_names_the_vms_whose_owners_must_agree_to_its_moves() -> None:
         found = plan(there.nodes, wanted, Strategy.PACK, make_room=True)
         (moved,) = (one.move.id for one in found.moves)
         need_movable = there.need_movable([moved])
-        sentences = [sentence for _, sentence in summary(found, need_movable)]
+        sentences = [sentence for _, sentence in plan_summary(found, need_movable)]
         document = plan_document(found, there.nodes, wanted, need_movable)
         if movable:
             assert (need_movable, "needMovable" in document) == ((), False)

@@ -23,7 +23,7 @@ from kvplace.nodes.node_machine import (
     NodeSnapshot,
     Unusable,
     answer_of,
-    describe_node,
+    machine_of_node,
     snapshot_of,
 )
 from tests.core.machines import GIB
@@ -35,7 +35,7 @@ RESERVING = replace(EIGHT, reserved=CpuMask(0b1))
 
 def described(cpu_map: str = "", kubelet_cpus: int = 0) -> NodeMachine | Unusable:
     topology = TopologyRecord(NodeName("n"), RESERVING, kubelet_cpus=CpuMask(kubelet_cpus))
-    return describe_node(NodeRecord(NodeName("n"), "uid", cpu_map=cpu_map), topology)
+    return machine_of_node(NodeRecord(NodeName("n"), "uid", cpu_map=cpu_map), topology)
 
 
 def test_a_node_gives_out_the_cpus_that_its_topology_does_not_reserve() -> None:
@@ -72,7 +72,7 @@ def test_a_node_with_devices_and_fewer_cpus_than_its_machine_refuses_a_vm_that_d
         NodeDevices.of(counts, TopologyPolicy()), {PodUid("a"): (PodDevice(VF, NumaId(0)),)}
     )
     described = TopologyRecord(NodeName("n"), RESERVING, kubelet_cpus=CpuMask(0b1100), devices=report)
-    node = snapshot_of(describe_node(NodeRecord(NodeName("n"), "uid"), described), None)
+    node = snapshot_of(machine_of_node(NodeRecord(NodeName("n"), "uid"), described), None)
     assert isinstance(node, NodeSnapshot)
     request = Request(5, PinningOptions(device_numa=device_numa), devices={VF: 1})
     assert isinstance(answer_of(node, request), Fit)
@@ -84,7 +84,7 @@ def test_a_node_with_devices_and_fewer_cpus_than_its_machine_refuses_a_vm_that_d
 
 
 def test_a_node_without_a_topology_is_the_machine_of_its_cpu_map() -> None:
-    machine = describe_node(
+    machine = machine_of_node(
         NodeRecord(NodeName("n"), "uid", cpu_map='{"socket0": ["2", "3"], "socket1": ["9"]}'), None
     )
     assert isinstance(machine, NodeMachine)
@@ -94,24 +94,24 @@ def test_a_node_without_a_topology_is_the_machine_of_its_cpu_map() -> None:
 
 def test_why_a_node_cannot_be_used() -> None:
     node = NodeRecord(NodeName("n"), "uid")
-    assert describe_node(None, TopologyRecord(NodeName("n"), EIGHT)) == NOT_KNOWN
-    assert describe_node(node, None) == NOT_DESCRIBED
-    assert describe_node(node, TopologyRecord(NodeName("n"), None, "cores must be a list")) == Unusable(
+    assert machine_of_node(None, TopologyRecord(NodeName("n"), EIGHT)) == NOT_KNOWN
+    assert machine_of_node(node, None) == NOT_DESCRIBED
+    assert machine_of_node(node, TopologyRecord(NodeName("n"), None, "cores must be a list")) == Unusable(
         "its NodeTopology cannot be read: cores must be a list"
     )
-    unreadable = describe_node(
+    unreadable = machine_of_node(
         NodeRecord(NodeName("n"), "uid", cpu_map="["), TopologyRecord(NodeName("n"), EIGHT)
     )
     assert isinstance(unreadable, Unusable)
     assert "cpu-map" in unreadable.problem
-    empty = describe_node(NodeRecord(NodeName("n"), "uid", cpu_map='{"socket0": []}'), None)
+    empty = machine_of_node(NodeRecord(NodeName("n"), "uid", cpu_map='{"socket0": []}'), None)
     assert empty == Unusable("its annotation cpu-map: '{\"socket0\": []}': names no CPU")
 
 
 def test_memory_that_others_use_is_not_free() -> None:
     in_use = MemoryInUse({NumaId(0): Bytes(GIB)})
     record = TopologyRecord(NodeName("n"), EIGHT, in_use=in_use)
-    machine = describe_node(NodeRecord(NodeName("n"), "uid"), record)
+    machine = machine_of_node(NodeRecord(NodeName("n"), "uid"), record)
     assert isinstance(machine, NodeMachine)
     plain = NodeMachine(EIGHT, EIGHT.allocatable).free(Ledger())
     assert machine.free(Ledger()).memory == tuple(
@@ -126,7 +126,7 @@ def test_devices_of_pods_that_are_bound_count_as_taken_until_the_agent_reports_t
     devices = NodeDevices.of(counts, TopologyPolicy("best-effort"))
     given = (PodDevice(vf, NumaId(0)),)
     report = DeviceReport(devices, {PodUid("reported"): given, PodUid("partly"): given})
-    machine = describe_node(
+    machine = machine_of_node(
         NodeRecord(NodeName("n"), "uid"), TopologyRecord(NodeName("n"), RESERVING, devices=report)
     )
     requests = {

@@ -24,7 +24,7 @@ from kvplace.kube.reported_vms import VM_READERS, VMI_PHASES, VMS, ReportedVm
 from kvplace.kube.watches import EVERYTHING, LEDGERS, PLACED_PODS, TOPOLOGIES, Interrupted, Kind, Selector
 from kvplace.nodes.cluster_reading import listed_vms, read_listed_vms, watch_listed_vms
 from kvplace.nodes.cluster_view import VmState, VmView
-from kvplace.nodes.view_output import vm_document
+from kvplace.nodes.view_output import vm_view_document
 from tests.core.claims import claim
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import TWO
@@ -85,11 +85,11 @@ def test_a_reservation_of_a_waiting_vm_is_listed_with_the_cpus_that_others_still
     (vm,) = listed_vms([waiting], [], EVERYTHING, [ledger])
     assert (vm.state, vm.reserved_on) == (VmState.WAITING, node)
     assert _row(vm)["RESERVED"] == "worker: 2-3, 3 still used"
-    assert vm_document(vm)["reserved"] == {
+    assert vm_view_document(vm)["reserved"] == {
         "node": "worker", "owned": "2-3", "stillInUse": "3", "until": "2026-01-02T03:05:00Z"
     }  # fmt: skip
     (bound,) = listed_vms([POD], [], EVERYTHING, [ledger])
-    assert (bound.reserved_on, "reserved" in vm_document(bound)) == ("", False)
+    assert (bound.reserved_on, "reserved" in vm_view_document(bound)) == ("", False)
 
 
 class _WithoutKinds(FaultyCluster):
@@ -144,7 +144,7 @@ async def test_devices_of_vms_are_read_where_vms_request_some() -> None:
     assert listed.notes == ()
     vnf = next(vm for vm in listed.vms if vm.name == "vnf")
     assert _row(vnf)["DEVICES"] == "1 intel.com/vf on NUMA 1"
-    assert vm_document(vnf)["devices"] == [
+    assert vm_view_document(vnf)["devices"] == [
         {"resource": "intel.com/vf", "numaNode": 1, "address": "0000:c1:00.2", "local": None}
     ]
     await cluster.close()

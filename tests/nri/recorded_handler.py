@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvplace.core.errors import KvplaceError
-from kvplace.nri.plugin import Handler
+from kvplace.nri.plugin import NriHandler
 from kvplace.nri.values import ContainerUpdate, Cpuset, Creation, NriContainer, NriEvent, PodSandbox, Runtime
 
 
 @dataclass
-class RecordedHandler(Handler):
+class RecordedHandler(NriHandler):
     events: frozenset[NriEvent] = frozenset({NriEvent.CREATE, NriEvent.START, NriEvent.STOP})
     updates: Sequence[ContainerUpdate] = ()
     creation: Creation = field(default_factory=Creation)

@@ -11,7 +11,7 @@ from kvplace.core.request import OnFailure
 from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.object_records import PodRecord
-from kvplace.nodes.node_machine import Unusable, describe_node
+from kvplace.nodes.node_machine import Unusable, machine_of_node
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.protocol.devices import STRICT, is_local, requested_devices
 from tests.protocol.node import SimulatedNode, read_placement
@@ -122,7 +122,7 @@ class DevicePromises:
                 if sum(other.vmi_uid == pod.vmi_uid for other in self._pods.values()) > 1:
                     continue  # nothing moves it while KubeVirt does
                 self._diary.happened["waits at the hook"] += 1
-                machine = describe_node(
+                machine = machine_of_node(
                     self._cluster._nodes.records.get(node.name), self._cluster._topologies.get(node.name)
                 )
                 if isinstance(machine, Unusable) or running.in_force is None:

@@ -17,7 +17,7 @@ from kvplace.core.ledger import LedgerChange
 from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.object_records import PodRecord
-from kvplace.nodes.node_machine import Unusable, describe_node
+from kvplace.nodes.node_machine import Unusable, machine_of_node
 from kvplace.scheduler.extender_protocol import NodeVictims, PreemptionArgs
 from tests.controller.replicas import Replica
 from tests.kube.faulty_cluster import FaultyCluster
@@ -193,7 +193,7 @@ class Evictions:
 
     def _fits_without(self, node: NodeName, pod: PodRecord) -> bool:
         """Whether a pod fits on a node without those of lower priority."""
-        machine = describe_node(self._cluster._nodes.get(node), self._cluster._topologies.get(node))
+        machine = machine_of_node(self._cluster._nodes.get(node), self._cluster._topologies.get(node))
         if isinstance(machine, Unusable):
             return False
         ledger = self._promises.ledger(node)

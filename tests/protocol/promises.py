@@ -22,7 +22,7 @@ from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.memory_objects import ObjectLog
 from kvplace.kube.object_records import LedgerRecord, PodRecord, ResourceClaimRecord
-from kvplace.nodes.node_machine import Unusable, describe_node
+from kvplace.nodes.node_machine import Unusable, machine_of_node
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.protocol.cpu_claims import given_cpus
 from tests.protocol.device_promises import RETRIED_S, BrokenPromise, DevicePromises
@@ -374,7 +374,7 @@ class Promises(DevicePromises):
             for name, node in self._cluster._nodes.records.items():
                 if self.has_changed(node.name, retried_s):
                     continue
-                machine = describe_node(node, self._cluster._topologies.get(name))
+                machine = machine_of_node(node, self._cluster._topologies.get(name))
                 if isinstance(machine, Unusable):
                     continue
                 free = machine.free(self.ledger(node.name))

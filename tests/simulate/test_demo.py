@@ -17,8 +17,8 @@ from kvplace.machines.machine import Machine
 from kvplace.simulate.demo import (
     DemoReport,
     DemoSettings,
+    demo_document,
     domain_diff,
-    report_document,
     run_demo,
     similar_refusals,
 )
@@ -106,14 +106,14 @@ def test_vms_lie_within_the_scope_of_their_annotations(report: DemoReport) -> No
 
 
 def test_equal_settings_give_an_equal_report_but_for_the_seconds() -> None:
-    first, second = (report_document(_run(DemoSettings(vms=40, nodes=4, seed=7))) for _ in range(2))
+    first, second = (demo_document(_run(DemoSettings(vms=40, nodes=4, seed=7))) for _ in range(2))
     first.pop("seconds")
     second.pop("seconds")
     assert first == second
 
 
 def test_the_report_is_json_that_adds_up(report: DemoReport) -> None:
-    document = json.loads(json.dumps(report_document(report)))
+    document = json.loads(json.dumps(demo_document(report)))
     assert (document["apiVersion"], document["kind"]) == ("kvplace.io/v1alpha1", "DemoReport")
     assert document["placed"] + sum(group["count"] for group in document["refused"]) == 120
     assert sum(document["vmsByNumaNodes"].values()) == document["pinned"]

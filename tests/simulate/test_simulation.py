@@ -32,7 +32,7 @@ from kvplace.simulate.scenario import (
     trace,
 )
 from kvplace.simulate.simulated_cluster import cluster_state, empty_amounts
-from kvplace.simulate.simulation import report_document, simulate
+from kvplace.simulate.simulation import simulate, simulation_document
 from tests.core.invalid_input import answer_or_sentence, disturbed
 
 GIB = Bytes(1 << 30)
@@ -70,7 +70,7 @@ def test_the_example_is_a_valid_scenario_and_states_how_to_change_it() -> None:
 def test_equal_scenarios_give_equal_reports_but_for_the_seconds() -> None:
     def run() -> dict[str, Any]:
         found = scenario(MIXED)
-        document = report_document(
+        document = simulation_document(
             found, [simulate(found, strategy, seed) for strategy in found.strategies for seed in found.seeds]
         )
         for one in document["runs"]:

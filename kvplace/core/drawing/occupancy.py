@@ -137,7 +137,7 @@ class Occupancy:
 
     @cached_property
     def _names(self) -> Mapping[str, str]:
-        return {claim.uid: f"{self.labels[claim.uid]} ({name_of(claim)})" for claim in self.claims}
+        return {claim.uid: f"{self.labels[claim.uid]} ({name_of_vm(claim)})" for claim in self.claims}
 
     def _conflicts(self) -> Iterator[Fault]:
         found: dict[tuple[tuple[PodUid, ...], tuple[PodUid, ...], str], list[CpuId]] = {}
@@ -199,7 +199,7 @@ def _fault(kind: FaultKind, cpus: CpuMask, sentence: str) -> Fault:
     return Fault(kind, cpus, f"CPU {format_cpu_list(cpus)}: {sentence}")
 
 
-def name_of(claim: Claim) -> str:
+def name_of_vm(claim: Claim) -> str:
     """Name the VM of a claim: its VMI or pod, with the namespace where there is one.
 
     The name of a waiting VM states that its CPUs are reserved: nothing runs on them.

@@ -31,7 +31,7 @@ from kvplace.core.drawing.core_map import (
     ThreadState,
     distance_phrases,
 )
-from kvplace.core.drawing.occupancy import FaultKind, name_of, printable
+from kvplace.core.drawing.occupancy import FaultKind, name_of_vm, printable
 from kvplace.core.drawing.svg_blocks import (
     COLOURS,
     ROOT,
@@ -99,7 +99,7 @@ def _words(drawing: CoreMap) -> Iterator[str]:
         yield f"{TITLE} {', '.join(distances)}."
     for entry in drawing.legend:
         cpus = format_cpu_list(entry.claim.cpus | entry.claim.owned)
-        words = f"{entry.label} is {name_of(entry.claim)}, policy {entry.claim.policy.value}, CPUs {cpus}"
+        words = f"{entry.label} is {name_of_vm(entry.claim)}, policy {entry.claim.policy.value}, CPUs {cpus}"
         yield f"{', '.join(filter(None, (words, entry.beside_cpus)))}."
     for fault in drawing.faults:
         yield f"{fault.kind.value.capitalize()}: {fault.sentence}."
@@ -108,7 +108,7 @@ def _words(drawing: CoreMap) -> Iterator[str]:
 class _SvgPainter:
     def __init__(self, drawing: CoreMap) -> None:
         self._drawing = drawing
-        self._names = {entry.label: name_of(entry.claim) for entry in drawing.legend}
+        self._names = {entry.label: name_of_vm(entry.claim) for entry in drawing.legend}
         self._colours = {label: f"vm{index % COLOURS}" for index, label in enumerate(self._names)}
 
     def body(self) -> Block:
@@ -226,10 +226,10 @@ class _SvgPainter:
                 colour = self._colours[entry.label]
                 paint_thread(group, state, colour, entry.label, left, top, cpu="")
                 words = f"{claim.policy.value} {format_cpu_list(claim.cpus | claim.owned)}"
-                said = (f"{entry.label}: {name_of(claim)}", words, entry.beside_cpus)
+                said = (f"{entry.label}: {name_of_vm(claim)}", words, entry.beside_cpus)
                 tag(group, "title", ", ".join(filter(None, said)))
                 for text, size, down, kind in (
-                    (name_of(claim), _NAME, 12.0, ""),
+                    (name_of_vm(claim), _NAME, 12.0, ""),
                     (words, _SMALL, 25.0, "muted"),
                     (entry.beside_cpus, _SMALL, 38.0, "muted"),
                 ):
