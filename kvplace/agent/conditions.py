@@ -15,14 +15,14 @@ from kvplace.agent.this_machine import KubeletCpus, ThisMachine
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.node_devices import DeviceReport
 from kvplace.core.node_topology import Enforcement
-from kvplace.core.well_known_names import NO_LONGER_RUNNING
+from kvplace.core.well_known_names import NO_LONGER_RUNNING, TOPOLOGY_READY
 from kvplace.kube.object_records import Condition
 
 
 class TopologyCondition(StrEnum):
     """Types of the conditions of a NodeTopology."""
 
-    READY = "Ready"
+    READY = TOPOLOGY_READY
     """The sum of the others."""
     DESCRIBED = "Described"
     KUBELET_STATE = "KubeletState"

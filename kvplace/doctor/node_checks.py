@@ -211,15 +211,14 @@ def _without_reserved(topology: Topology) -> list[NumaId]:
 
 
 def _said(topology: TopologyRecord) -> Iterator[Finding]:
-    ready = next((one for one in topology.conditions if one.type == "Ready"), None)
-    if ready is not None and ready.status is False:
+    if topology.agent_fault:
         yield wrong(
             f"NodeTopology {topology.node}",
-            f"its agent reports {ready.reason}: {ready.message}",
+            topology.agent_fault,
             f"see `kubectl get nodetopology {topology.node} -o yaml` and "
             '"Conditions of the NodeTopology" in The node agent',
         )
-    if topology.observed_generation is not None and topology.observed_generation < topology.generation:
+    if topology.is_unread:
         yield warning(
             f"NodeTopology {topology.node}",
             "its agent has not read the newest description yet",

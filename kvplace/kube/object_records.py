@@ -28,6 +28,7 @@ from kvplace.core.scalars import (
     ResourceName,
 )
 from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import TOPOLOGY_READY
 
 OUR_PREFIX = "kvplace.io/"
 """How the types of our conditions begin on objects that others write conditions on, too."""
@@ -246,6 +247,24 @@ class TopologyRecord:
     """Memory that something else than VMs with claims uses, as its agent measures it."""
     devices: DeviceReport | None = None
     """None where its agent knows nothing of devices."""
+
+    @property
+    def belongs_to_agent(self) -> bool:
+        """Whether an agent wrote it, or has reported in it: a person may have written the description."""
+        return self.by_agent or self.observed_generation is not None
+
+    @property
+    def agent_fault(self) -> str:
+        """What its agent reports about itself where it is not ready, as a sentence; empty where it is."""
+        for condition in self.conditions:
+            if condition.type == TOPOLOGY_READY and condition.status is False:
+                return f"its agent reports {condition.reason}: {condition.message}"
+        return ""
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether its agent has not read the newest description yet."""
+        return self.observed_generation is not None and self.observed_generation < self.generation
 
     def allows_same_placements(self, other: TopologyRecord) -> bool:
         """Return whether placing is the same with both: an agent writes more often than a machine changes."""

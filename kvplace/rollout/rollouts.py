@@ -288,8 +288,7 @@ def rollouts_on(session: Session, namespace: str) -> Rollouts:
         found, has_pod = await together(
             api.read_all(TOPOLOGIES, Selector(fields={NAME_FIELD: node})), has_agent_pod(api, node)
         )
-        # A person may have described the node; a status is an agent's in any case.
-        spoken = [one for one in found if one.by_agent or one.observed_generation is not None]
+        spoken = [one for one in found if one.belongs_to_agent]
         return AgentReport(frozenset(spoken[0].pods), spoken[0].resource_version, has_pod) if spoken else None
 
     return Rollouts(

@@ -60,16 +60,10 @@ class Agents:
         """State the fault of the agent of a node; empty where all is well, or no agent belongs there."""
         if described is None:
             return ""
-        belongs = described.by_agent or described.observed_generation is not None
-        if belongs and self._pods.has_synced and not self._ready.get(node):
+        if described.belongs_to_agent and self._pods.has_synced and not self._ready.get(node):
             return GONE
-        for condition in described.conditions:
-            if condition.type == "Ready" and condition.status is False:
-                return f"its agent reports {condition.reason}: {condition.message}"
-        seen = described.observed_generation
-        if seen is not None and seen < described.generation:
-            return "its agent has not seen the newest description yet"
-        return ""
+        unread = "its agent has not read the newest description yet" if described.is_unread else ""
+        return described.agent_fault or unread
 
     def _seen(self, before: AgentPod | None, after: AgentPod | None) -> None:
         for pod in (before, after):

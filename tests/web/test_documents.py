@@ -285,7 +285,7 @@ async def trouble(described: TopologyRecord | None, *, pods: list[str]) -> str:
             replace(WELL, conditions=(NOT_READY,)),
             "its agent reports NoCpusets: no cgroup hierarchy is mounted",
         ),
-        (replace(WELL, generation=4), "its agent has not seen the newest description yet"),
+        (replace(WELL, generation=4), "its agent has not read the newest description yet"),
         (replace(WELL, by_agent=False, observed_generation=None), ""),
     ],
 )
