@@ -7,7 +7,7 @@ import hypothesis
 import pytest
 
 from dev.step import in_ci
-from tests import effort
+from tests import profiles
 
 pytest_plugins = [
     "harness.build_fixtures",
@@ -37,10 +37,10 @@ for name in ("quick", "mutants"):
         name,
         deadline=None,
         derandomize=True,
-        max_examples=effort.QUICK_EXAMPLES,
+        max_examples=profiles.QUICK_EXAMPLES,
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
-hypothesis.settings.load_profile(effort.PROFILE)
+hypothesis.settings.load_profile(profiles.PROFILE)
 
 
 OF_DEBIAN_PACKAGES = frozenset({"browser", "built", "libvirt", "signing_key"})

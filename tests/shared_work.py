@@ -18,7 +18,7 @@ import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-from tests.effort import IS_QUICK
+from tests.profiles import IS_QUICK
 
 CHANGES_THE_MACHINE = "tests that change the machine"
 FOLDERS_THAT_CHANGE_THE_MACHINE = frozenset(

@@ -19,7 +19,7 @@ from kvplace.core.errors import Misconfigured
 from kvplace.core.scalars import ContainerId, CpuMask, PodUid
 from kvplace.kube.objects import COMPUTE
 from tests.agent.any_order_nodes import SIDECAR, AnyNode, CgroupNode, NriNode, Running
-from tests.effort import examples
+from tests.profiles import examples
 
 numbers = st.integers(0, 100)
 some_cpus = st.sets(st.integers(0, 7), min_size=1).map(mask_of)

@@ -15,7 +15,7 @@ from kvplace.agent.node_report import NodeReport
 from kvplace.core.free_resources import MemoryInUse
 from kvplace.core.ledger import Ledger
 from kvplace.core.scalars import Bytes, NumaId, PodUid
-from tests.core.claims import claim
+from tests.core.example_ledgers import claim
 from tests.core.machines import GIB
 
 N0, N1 = NumaId(0), NumaId(1)

@@ -24,7 +24,7 @@ from kvplace.kube.list_watch import is_newer
 from kvplace.kube.object_records import Condition, PodReport, TopologyStatus
 from tests.agent.hosts import NODE, Host
 from tests.agent.publishing_agent import PERIOD_S, Agent, publishing
-from tests.kube.claims import claim, taking
+from tests.kube.example_claims import claim, taking
 from tests.kube.faults import Operation
 from tests.kube.faulty_cluster import FaultyCluster
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks._load import EVEN, GIB, MIXES, SMALL_AND_LARGE, ConstantLoad, Sizes, vms
 from kvplace.simulate.scenario import Arrival, Departure, LoadEvent, SimulatedVm
-from tests.effort import examples
+from tests.profiles import examples
 
 
 def at(event: LoadEvent) -> float:

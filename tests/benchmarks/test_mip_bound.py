@@ -24,7 +24,7 @@ from kvplace.core.scalars import Bytes, NodeName, NumaId, PodUid
 from kvplace.core.topology import Topology
 from tests.core.cluster.clusters import machine, nodes_of, vms_of
 from tests.core.machines import GIB, requests, topologies
-from tests.effort import examples
+from tests.profiles import examples
 
 _placed = lru_cache(maxsize=200_000)(place)
 

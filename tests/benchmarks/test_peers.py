@@ -25,7 +25,7 @@ from kvplace.core.topology import Topology
 from kvplace.machines.server_types import ServerType, topology_of
 from tests.captured import captured_folder
 from tests.core.machines import make_numa_node, make_package, make_topology
-from tests.effort import examples
+from tests.profiles import examples
 
 Json = dict[str, Any]
 

@@ -12,7 +12,7 @@ from benchmarks.peers.topology_manager import Hint, Wanted, admitted, amounts_of
 from kvplace.core.device_locality import Certainty, predicted_devices
 from kvplace.core.node_devices import DeviceCount, NodeDevices, TopologyPolicy
 from kvplace.core.scalars import NumaId, ResourceName
-from tests.effort import examples
+from tests.profiles import examples
 
 BOTH = 0b11
 NODE_0, NODE_1 = NumaId(0), NumaId(1)

@@ -25,7 +25,7 @@ from kvplace.machines.server_types import machine_names, read_machine
 from tests.captured import CAPTURED_MACHINES, recorded_machine
 from tests.cli.calls import Caller
 from tests.cli.placed import placement
-from tests.core.claims import claim, ledger_of, with_vm
+from tests.core.example_ledgers import claim, ledger_of, with_vm
 from tests.core.machines import make_numa_node, make_package, make_topology
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"

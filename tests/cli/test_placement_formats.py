@@ -24,7 +24,7 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.well_known_names import PLACEMENT
 from tests.cli.calls import Caller
 from tests.cli.placed import MACHINE, NAME, answer, lines, placement, pod
-from tests.core.claims import with_vm
+from tests.core.example_ledgers import with_vm
 from tests.core.invalid_input import DEEP_OR_LONG, answer_or_sentence, disturbed, json_values
 
 

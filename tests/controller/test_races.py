@@ -23,7 +23,7 @@ from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import LEDGERS, PODS
 from kvplace.machines.server_types import read_machine
 from tests.controller.replicas import EPOCH, Replica, asking_pod, bound_vm, replica
-from tests.kube.claims import claim, taking
+from tests.kube.example_claims import claim, taking
 from tests.kube.faults import FaultScript, Moment, Operation
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT

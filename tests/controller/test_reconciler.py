@@ -10,7 +10,7 @@ from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import Ledger
 from kvplace.kube.object_records import PodRecord
 from tests.controller.replicas import replica
-from tests.kube.claims import claim, taking
+from tests.kube.example_claims import claim, taking
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
 

@@ -32,10 +32,10 @@ from tests.controller.relocations import (
 )
 from tests.controller.replicas import asking_pod, replica
 from tests.core.requests import request_with
-from tests.effort import examples
 from tests.kube.faults import Moment, Operation
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO
+from tests.profiles import examples
 
 if TYPE_CHECKING:
     from _collections_abc import dict_values

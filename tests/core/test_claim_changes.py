@@ -36,7 +36,7 @@ from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, PinningOptions, Policy
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NodeName, NumaId, PodUid
 from kvplace.kube.ledgers import decide_together
-from tests.core.claims import claim
+from tests.core.example_ledgers import claim
 from tests.nodes.machines import TWO
 
 UID = PodUid("0b7a5f5e-0000-4000-8000-000000000001")

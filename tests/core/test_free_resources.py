@@ -26,7 +26,7 @@ from kvplace.core.request import Level, PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import Bytes, CpuId, CpuMask, NumaId, PackageId
 from kvplace.core.topology import Topology, topology_of_cpu_map
 from kvplace.machines.server_types import read_machine
-from tests.core.claims import claim, with_vm
+from tests.core.example_ledgers import claim, with_vm
 from tests.core.machines import GIB, make_numa_node, make_package, make_topology, subsets, topologies
 from tests.nodes.machines import TWO
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.occupant import Nearness, neighbours_of
 from kvplace.core.scalars import PodUid
-from tests.core.claims import claim, ledger_of
+from tests.core.example_ledgers import claim, ledger_of
 from tests.nodes.machines import TWO
 
 ME = PodUid("me")

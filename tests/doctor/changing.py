@@ -9,7 +9,7 @@ from kvplace.kube.object_client import Document, ObjectClient
 from kvplace.kube.object_records import LedgerRecord, NodeRecord, PodRecord
 from kvplace.kube.watches import EVERYTHING, LEDGERS, NODES, PODS, ApiKind, Kind, Selector
 from tests.doctor.examples import WORKER, pod
-from tests.kube.claims import claim, taking
+from tests.kube.example_claims import claim, taking
 
 K = TypeVar("K")
 R = TypeVar("R")

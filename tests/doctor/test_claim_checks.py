@@ -9,7 +9,7 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.scalars import CpuId, PodUid
 from kvplace.doctor.claim_checks import check_ledgers, check_vms, suspects
 from tests.doctor.examples import NOW, installation, pod, problems, view
-from tests.kube.claims import claim, taking
+from tests.kube.example_claims import claim, taking
 
 
 def test_a_vm_that_is_measured_on_claimed_cores_is_well() -> None:

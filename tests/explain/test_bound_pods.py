@@ -24,7 +24,7 @@ from kvplace.kube.object_records import Condition, ResourceClaimRecord, SliceDev
 from tests.admission.reviewed_objects import vmi
 from tests.core.requests import request_with
 from tests.explain.small_cluster import WORKER, Objects, event, explained, node, pod_document
-from tests.kube.claims import claim, taking
+from tests.kube.example_claims import claim, taking
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import TWO
 

@@ -27,10 +27,10 @@ from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable
 from kvplace.scheduler.extender import ExtenderSettings, Mode
 from tests.controller.replicas import asking_pod, replica
 from tests.core.requests import request_with
-from tests.effort import examples
-from tests.kube.claims import claim, taking
+from tests.kube.example_claims import claim, taking
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO
+from tests.profiles import examples
 
 
 def asked(

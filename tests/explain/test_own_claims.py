@@ -15,7 +15,7 @@ from kvplace.explain.reading import explain_target, read_target
 from kvplace.kube.object_client import Document, ObjectClient
 from kvplace.kube.watches import ApiKind
 from tests.core.requests import request_with
-from tests.kube.claims import claim, taking
+from tests.kube.example_claims import claim, taking
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import TWO
 

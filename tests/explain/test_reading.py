@@ -14,7 +14,7 @@ from kvplace.core.scalars import NO_CPUS, NodeName
 from tests.admission.reviewed_objects import vm, vmi
 from tests.core.requests import request_with
 from tests.explain.small_cluster import WORKER, Objects, event, explained, node, pod_document, written
-from tests.kube.claims import claim, taking
+from tests.kube.example_claims import claim, taking
 from tests.kube.faulty_cluster import FaultyCluster
 
 

@@ -14,7 +14,7 @@ from kvplace.kube.ledgers import LedgerDecision, Ledgers
 from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import LEDGERS
-from tests.kube.claims import claim
+from tests.kube.example_claims import claim
 from tests.kube.faulty_cluster import FaultyCluster
 
 N = NodeName("n")

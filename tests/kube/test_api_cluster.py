@@ -40,8 +40,8 @@ from kvplace.kube.watches import (
 )
 from tests.core.machines import topologies
 from tests.kube.api_stub import ApiStub, answer, api_stub, status
-from tests.kube.claims import claim, taking
 from tests.kube.conftest import ledger_json
+from tests.kube.example_claims import claim, taking
 from tests.kube.ledger_strategies import claims
 from tests.kube.worlds import LEDGERS_PATH, MACHINE, TOPOLOGIES_PATH, ApiWorld, api_cluster
 

@@ -31,7 +31,7 @@ from kvplace.kube.watches import (
     Kind,
     Selector,
 )
-from tests.kube.claims import claim, taking
+from tests.kube.example_claims import claim, taking
 from tests.kube.worlds import MACHINE, REQUEST, ApiWorld, Cluster, MemoryWorld, Watcher, World, watching
 
 WORKER, OTHER = NodeName("worker"), NodeName("other")

@@ -22,7 +22,7 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.custom_objects import ledger_record, write_ledger_call
 from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.objects import RawObject
-from tests.kube.claims import claim, taking
+from tests.kube.example_claims import claim, taking
 from tests.kube.ledger_strategies import changes, ledgers
 from tests.kube.worlds import LEDGERS_PATH, ApiWorld
 

@@ -12,8 +12,8 @@ from kvplace.core.errors import Conflict, KvplaceError, Misconfigured, Refused, 
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.kube.ledgers import ENOUGH, Ledgers
-from tests.kube.claims import claim
-from tests.kube.claims import taking as claiming
+from tests.kube.example_claims import claim
+from tests.kube.example_claims import taking as claiming
 from tests.kube.faults import Operation
 from tests.kube.ledger_process import (
     ALL,

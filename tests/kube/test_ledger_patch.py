@@ -17,7 +17,7 @@ from kvplace.core.ledger import (
 )
 from kvplace.core.request import Policy
 from kvplace.core.scalars import Bytes, CpuMask, NumaId, PodUid
-from tests.kube.claims import claim, taking
+from tests.kube.example_claims import claim, taking
 from tests.kube.ledger_strategies import changes, claims, ledgers, merged
 
 

@@ -18,8 +18,8 @@ from kvplace.core.ledger import Ledger, LedgerChange, Relocation, Reserved, clai
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import Bytes, NumaId
 from kvplace.kube.api_errors import OWNERSHIP_RULE
-from tests.kube.claims import claim
 from tests.kube.conftest import MANIFESTS, ledger_json
+from tests.kube.example_claims import claim
 from tests.kube.worlds import LEDGERS_PATH
 
 JSON_PATCH = "application/json-patch+json"

@@ -22,8 +22,8 @@ from kvplace.core.scalars import PodUid
 from kvplace.kube.api_errors import OWNERSHIP_RULE
 from kvplace.kube.custom_objects import ledger_record
 from kvplace.kube.objects import RawObject
-from tests.kube.claims import claim
 from tests.kube.conftest import ledger_json
+from tests.kube.example_claims import claim
 from tests.kube.worlds import LEDGERS_PATH
 from tests.manifests.policies import refused
 

@@ -16,8 +16,8 @@ from kvplace.kube.ledgers import LEDGER_CONFLICTS, LEDGER_LAST_WRITE, Ledgers
 from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import LEDGERS, Apply, Delete
-from tests.kube.claims import claim
-from tests.kube.claims import taking as claiming
+from tests.kube.example_claims import claim
+from tests.kube.example_claims import taking as claiming
 from tests.kube.faults import Moment, Operation
 from tests.kube.ledger_process import (
     CPUS,

@@ -29,11 +29,11 @@ from kvplace.kube.memory_objects import ObjectLog
 from kvplace.kube.object_records import LedgerRecord, PodRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import LEDGERS, PLACED_PODS, PODS, ApiKind, Apply, Init, InitApply, InitDone, Kind
-from tests.effort import examples
-from tests.kube.claims import claim, taking
+from tests.kube.example_claims import claim, taking
 from tests.kube.faults import Moment, Operation
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.kube.ledger_strategies import changes, ledgers, merged
+from tests.profiles import examples
 
 T = TypeVar("T")
 NODES = (NodeName("one"), NodeName("two"))

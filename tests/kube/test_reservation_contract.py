@@ -9,7 +9,7 @@ import pytest
 from kvplace.core.claim_changes import grown, reserve
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.scalars import NO_CPUS, PodUid
-from tests.kube.claims import claim, taking
+from tests.kube.example_claims import claim, taking
 from tests.kube.worlds import ApiWorld, MemoryWorld, World
 
 A, B = map(PodUid, ("pod-a", "pod-b"))

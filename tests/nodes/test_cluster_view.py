@@ -20,7 +20,7 @@ from kvplace.kube.object_records import Condition, PodRecord
 from kvplace.kube.watches import EVERYTHING, NODE_STATUSES, Interrupted
 from kvplace.nodes.cluster_reading import read_cluster, read_node, watched_nodes
 from kvplace.nodes.cluster_view import ClusterView, VmState, VmView
-from tests.kube.claims import claim, taking
+from tests.kube.example_claims import claim, taking
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import TWO
 

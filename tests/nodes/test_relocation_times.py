@@ -14,7 +14,7 @@ from kvplace.core.ledger import Ledger, Relocation
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.nodes.node_cache import PAUSE_AFTER_EDIT_S, PEACE_S, RelocationTimes
-from tests.kube.claims import claim
+from tests.kube.example_claims import claim
 from tests.virtual_time import JumpingLoop
 
 NODE, VM, OTHER = NodeName("n"), PodUid("vm"), PodUid("other")

@@ -25,7 +25,7 @@ from kvplace.kube.watches import EVERYTHING, LEDGERS, PLACED_PODS, TOPOLOGIES, I
 from kvplace.nodes.cluster_reading import listed_vms, read_listed_vms, watch_listed_vms
 from kvplace.nodes.cluster_view import VmState, VmView
 from kvplace.nodes.view_output import vm_view_document
-from tests.core.claims import claim
+from tests.core.example_ledgers import claim
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import TWO
 

@@ -24,10 +24,10 @@ from kvplace.nri.values import (
     Runtime,
     SandboxId,
 )
-from tests.effort import examples
 from tests.nri import wire
 from tests.nri.fake_runtime import SUBJECT, FakeRuntime, PluginEnd, container, fake_runtime, pod, updates_in
 from tests.nri.recorded_handler import RecordedHandler
+from tests.profiles import examples
 
 SHARED = Cpuset(mask_of([0, 1, 2, 7]))
 POD = PodSandbox(SandboxId("sandbox-u"), "p", "default", PodUid("u"), {"app": "x"})

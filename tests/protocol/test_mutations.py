@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.effort import IN_FULL
+from tests.profiles import IN_FULL
 from tests.protocol.mutations import (
     DEVICE_MUTATIONS,
     DRA_MUTATIONS,

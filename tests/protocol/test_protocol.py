@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tests.effort import IN_FULL, rounds
+from tests.profiles import IN_FULL, rounds
 from tests.protocol.replay import run
 
 STORIES = rounds(800, quick=12)

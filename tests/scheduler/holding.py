@@ -10,7 +10,7 @@ from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuId, NodeName
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.scheduler.pending_pods import Hold, PendingPods
-from tests.kube.claims import claim
+from tests.kube.example_claims import claim
 from tests.kube.faulty_cluster import FaultyCluster
 
 

@@ -34,9 +34,9 @@ from kvplace.scheduler.fit_table import FitTable
 from kvplace.scheduler.ranking import NodeState, NodeStates
 from tests.core.allocator.random_cases import random_case, random_free, random_request
 from tests.core.machines import make_numa_node, make_package, make_topology
-from tests.effort import rounds
 from tests.event_loop_turns import with_turns
 from tests.nodes.machines import EIGHT
+from tests.profiles import rounds
 
 T = TypeVar("T")
 TWO_SOCKETS = make_topology(

@@ -14,7 +14,7 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.well_known_names import PLACED_LABEL
 from kvplace.nodes.node_cache import running_node_cache
 from tests.controller.replicas import asking_pod
-from tests.kube.claims import claim
+from tests.kube.example_claims import claim
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.scheduler.holding import hold, pending_pods
 

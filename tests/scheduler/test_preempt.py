@@ -25,7 +25,7 @@ from kvplace.scheduler.extender_protocol import (
 )
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.event_loop_turns import with_turns
-from tests.kube.claims import claim, taking
+from tests.kube.example_claims import claim, taking
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO
 

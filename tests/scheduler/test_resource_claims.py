@@ -21,7 +21,7 @@ from kvplace.kube.object_records import (
     SliceRecord,
 )
 from tests.controller.replicas import Replica, asking_pod, replica
-from tests.kube.claims import claim, taking
+from tests.kube.example_claims import claim, taking
 from tests.kube.faults import Operation
 from tests.nodes.machines import TWO
 from tests.scheduler.counting import Counting

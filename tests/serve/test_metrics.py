@@ -29,7 +29,7 @@ from kvplace.serve.process import serving
 from kvplace.service.connections import Address
 from tests.controller.replicas import asking_pod, replica
 from tests.event_loop_turns import with_turns
-from tests.kube.claims import claim, taking
+from tests.kube.example_claims import claim, taking
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO
 from tests.serve.served import settings_for

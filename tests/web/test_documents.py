@@ -23,7 +23,7 @@ from kvplace.machines.server_types import read_machine
 from kvplace.service.process import in_background
 from kvplace.web.documents import GONE, Agents
 from tests.core.requests import request_with
-from tests.kube.claims import claim, taking
+from tests.kube.example_claims import claim, taking
 from tests.nodes.machines import TWO
 from tests.web.map_client import visitor
 from tests.web.staged_cluster import StagedCluster, cluster_of, mapped

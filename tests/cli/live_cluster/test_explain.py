@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvplace.core.errors import ExitCode
 from tests.cli.live_cluster.small_cluster import Call, SmallCluster, claim, release_all
-from tests.kube.claims import claim as claim_of
+from tests.kube.example_claims import claim as claim_of
 
 
 def test_a_running_vm_states_where_it_sits_and_that_it_is_measured(

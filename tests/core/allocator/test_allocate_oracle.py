@@ -25,7 +25,7 @@ from tests.core.allocator.exhaustive import BestKeys, Judge, Key, best_key, leve
 from tests.core.allocator.random_cases import random_case
 from tests.core.allocator.validity import key_of_valid
 from tests.core.machines import OFFERED_SCOPES, PINNING, frees, requests, topologies
-from tests.effort import examples, rounds
+from tests.profiles import examples, rounds
 
 Case = tuple[Topology, Free, Request]
 

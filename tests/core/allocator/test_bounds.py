@@ -24,7 +24,7 @@ from tests.core.allocator.exhaustive import best_key
 from tests.core.allocator.random_cases import crossed_case, random_case, scarce_memory_case
 from tests.core.allocator.validity import key_of_valid
 from tests.core.machines import GIB, make_numa_node, make_package, make_topology
-from tests.effort import rounds
+from tests.profiles import rounds
 
 
 def two_packages_to_each_numa_node(nodes: int, cpus: int, memory: int) -> Topology:

@@ -22,7 +22,7 @@ from tests.core.allocator.random_cases import random_case, scarce_memory_case
 from tests.core.allocator.shapes import machine, slit
 from tests.core.allocator.validity import key_of_valid
 from tests.core.machines import GIB
-from tests.effort import rounds
+from tests.profiles import rounds
 
 VF, GPU = ResourceName("intel.com/vf"), ResourceName("nvidia.com/gpu")
 DeviceKey = tuple[object, ...]

@@ -25,7 +25,7 @@ from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import WORST, Key, best_key, units
 from tests.core.allocator.validity import key_of_valid, whole_cores
 from tests.core.machines import GIB, make_numa_node, make_package, make_topology
-from tests.effort import rounds
+from tests.profiles import rounds
 
 Table = dict[int, tuple[int, int]]
 """L3 groups and cores that it takes at least, by the units that they give."""

@@ -21,7 +21,7 @@ from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import best_key, decided, levels_nest
 from tests.core.allocator.random_cases import crossed_case, random_case, scarce_memory_case
 from tests.core.allocator.validity import key_of_valid
-from tests.effort import rounds
+from tests.profiles import rounds
 
 Case = tuple[Topology, Free, Request]
 CASES = 20_000 if os.environ.get("KVPLACE_EXHAUSTIVE") else rounds(300, quick=60)

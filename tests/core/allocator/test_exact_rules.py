@@ -45,7 +45,7 @@ from tests.core.machines import (
     subsets,
     topologies,
 )
-from tests.effort import examples, rounds
+from tests.profiles import examples, rounds
 
 Case = tuple[Topology, Free, Request]
 Thing = TypeVar("Thing")

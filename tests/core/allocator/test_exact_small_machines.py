@@ -26,7 +26,7 @@ from tests.core.allocator.exhaustive import BestKeys, Key, best_key, with_cpus
 from tests.core.allocator.shapes import SHAPES, TANGLED
 from tests.core.allocator.validity import key_of_valid
 from tests.core.machines import GIB
-from tests.effort import IN_FULL
+from tests.profiles import IN_FULL
 
 EVERYTHING = bool(os.environ.get("KVPLACE_EXHAUSTIVE"))
 LARGE = {name for name, machine in SHAPES.items() if machine.cpus.bit_count() > 9}

@@ -16,7 +16,7 @@ from kvplace.core.request import Request, Smt
 from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import best_key, levels_nest
 from tests.core.allocator.random_cases import crossed_case, random_case, scarce_memory_case
-from tests.effort import rounds
+from tests.profiles import rounds
 
 Case = tuple[Topology, Free, Request]
 

@@ -23,7 +23,7 @@ from kvplace.core.topology import Topology
 from tests.captured import captured_folder
 from tests.core.allocator.shapes import machine, slit
 from tests.core.allocator.validity import key_of_valid
-from tests.core.claims import with_vm
+from tests.core.example_ledgers import with_vm
 from tests.core.machines import GIB, make_numa_node, make_package, make_topology
 
 THREE_CELLS = machine(

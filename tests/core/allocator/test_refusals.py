@@ -15,9 +15,9 @@ from kvplace.core.placement import Placement, Reason, Refusal
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import Bytes
 from tests.core.allocator.random_cases import random_case, scarce_memory_case
-from tests.core.claims import with_vm
+from tests.core.example_ledgers import with_vm
 from tests.core.machines import make_numa_node, make_package, make_topology
-from tests.effort import rounds
+from tests.profiles import rounds
 
 GIB = Bytes(1 << 30)
 # Two sockets of two NUMA nodes of four cores with two threads each; CPU 16 is the sibling of CPU 0.

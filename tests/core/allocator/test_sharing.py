@@ -16,7 +16,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import NodeName, NumaId, PodUid
 from kvplace.machines.server_types import read_machine
-from tests.core.claims import with_vm
+from tests.core.example_ledgers import with_vm
 
 MACHINE = read_machine("2x-epyc-7763-nps4")
 """Eight NUMA nodes with 30 CPUs each to give out."""

@@ -24,7 +24,7 @@ from kvplace.core.placement import Reason, Refusal
 from kvplace.core.request import Level, PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import CpuMask, NodeName, NumaId, ResourceName
 from tests.core.cluster.clusters import check_sound, machine, nodes_of, problems
-from tests.effort import rounds
+from tests.profiles import rounds
 
 
 def _vm(node: ClusterNode, name: str, cpus: Sequence[int]) -> ClusterNode:

@@ -25,7 +25,7 @@ from tests.core.machines import (
     requests,
     topologies,
 )
-from tests.effort import examples, rounds
+from tests.profiles import examples, rounds
 
 
 def check(topology: Topology, free: Free, request: Request) -> None:

@@ -34,7 +34,7 @@ from tests.core.cluster.clusters import (
     vms_of,
 )
 from tests.core.machines import GIB, topologies
-from tests.effort import examples, rounds
+from tests.profiles import examples, rounds
 
 
 def test_no_cpu_is_given_twice_and_every_vm_has_an_answer() -> None:

@@ -21,11 +21,11 @@ from kvplace.core.moves.make_room import MovePlan, make_room
 from kvplace.core.occupant import ClusterNode, Occupant, RunningVms, occupant_of_claim
 from kvplace.core.request import Request, Scope
 from kvplace.core.scalars import NodeName, PodUid
-from tests.core.claims import with_vm
+from tests.core.example_ledgers import with_vm
 from tests.core.moves.fragmented import MIXED, Case, fragmented
 from tests.core.requests import request_with
-from tests.effort import rounds
 from tests.nodes.machines import TWO
+from tests.profiles import rounds
 
 
 def crowded(name: str, case: Case) -> ClusterNode:

@@ -25,10 +25,10 @@ from kvplace.core.occupant import Occupant, locality_of
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import PodUid
 from kvplace.core.topology import Topology
-from tests.core.claims import ledger_of
+from tests.core.example_ledgers import ledger_of
 from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.core.moves.fragmented import MIXED, Case, fragmented
-from tests.effort import rounds
+from tests.profiles import rounds
 
 PRIORITIES = (-(1 << 31), -5, 0, 0, 0, 10)
 OURS = 1000

@@ -23,7 +23,7 @@ from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Reques
 from kvplace.core.scalars import Bytes, CpuId, CpuMask, NumaId, PodUid, ResourceName
 from kvplace.core.topology import Topology
 from kvplace.machines.server_types import machine_names, read_machine
-from tests.core.claims import with_vm
+from tests.core.example_ledgers import with_vm
 from tests.core.machines import make_numa_node, make_package, make_topology
 
 GIB = Bytes(1 << 30)

@@ -14,7 +14,7 @@ from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, PodUid
 from kvplace.machines.server_types import read_machine
-from tests.core.claims import claim, ledger_of, with_vm
+from tests.core.example_ledgers import claim, ledger_of, with_vm
 
 MACHINE = replace(read_machine("epyc-7502p"), reserved=CpuMask(0b1))
 MASKS = st.integers(0, (1 << 70) - 1)

@@ -25,9 +25,9 @@ from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaId, PodUid
 from kvplace.core.topology import Topology
 from kvplace.machines.server_types import machine_names, read_machine
 from tests.captured import CAPTURED_MACHINES, recorded_machine
-from tests.core.claims import claim, ledger_of, with_vm
+from tests.core.example_ledgers import claim, ledger_of, with_vm
 from tests.core.machines import make_numa_node, make_package, make_topology, topologies
-from tests.effort import examples
+from tests.profiles import examples
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAMES = st.text(min_size=1, max_size=12)

@@ -17,7 +17,7 @@ from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
 from tests.core.cluster.clusters import machine
 from tests.core.moves.fragmented import Case, fragmented
-from tests.effort import rounds
+from tests.profiles import rounds
 
 
 def _without(case: Case, vm: Occupant) -> Free:

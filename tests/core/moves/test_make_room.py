@@ -34,7 +34,7 @@ from kvplace.machines.server_types import read_machine
 from tests.core.machines import GIB, make_numa_node, make_package, make_topology
 from tests.core.moves.fragmented import MIXED, PLAIN, fragmented
 from tests.core.requests import request_with
-from tests.effort import rounds
+from tests.profiles import rounds
 
 ROME = read_machine("2x-epyc-7763-nps4")
 

@@ -20,7 +20,7 @@ from kvplace.core.scalars import Bytes
 from kvplace.core.topology import Topology
 from tests.core.machines import GIB, make_numa_node, make_package, make_topology
 from tests.core.moves.fragmented import PINNED, Case, fragmented
-from tests.effort import rounds
+from tests.profiles import rounds
 
 _placed = lru_cache(maxsize=200_000)(place)
 

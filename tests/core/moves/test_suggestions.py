@@ -20,7 +20,7 @@ from kvplace.core.request import EmulatorThreads, NumaMemory, PinningOptions, Po
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask
 from tests.core.machines import GIB, make_numa_node, make_package, make_topology
 from tests.core.moves.fragmented import MIXED, Case, fragmented
-from tests.effort import rounds
+from tests.profiles import rounds
 
 # Two sockets of two NUMA nodes of two cores with two threads each; the L3 groups are the cores.
 MACHINE = make_topology(

@@ -1,4 +1,4 @@
-"""Claims for tests, made the way the extender makes them."""
+"""Claims and ledgers for tests: of placed VMs as the extender makes them, or of given CPUs."""
 
 from __future__ import annotations
 
