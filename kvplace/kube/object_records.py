@@ -255,7 +255,7 @@ class TopologyRecord:
 
     @property
     def agent_fault(self) -> str:
-        """What its agent reports about itself where it is not ready, as a sentence; empty where it is."""
+        """The report of its agent about itself, as a sentence, where it is not ready; else empty."""
         for condition in self.conditions:
             if condition.type == TOPOLOGY_READY and condition.status is False:
                 return f"its agent reports {condition.reason}: {condition.message}"
