@@ -160,7 +160,10 @@ class VmiReader(Protocol):
 
 
 class _ReviewTurns:
-    """One review in each turn of the event loop, usual ones first, and a pause after a long one."""
+    """One review in each turn of the event loop, usual ones first, and a pause after a long one.
+
+    It counts seconds, not the steps of `kube/concurrency.py`: the sender of a review chooses what it costs.
+    """
 
     def __init__(self) -> None:
         self._is_taken = False

@@ -41,6 +41,8 @@ _ANNOTATE_AGAIN_S = 0.5
 """Pause before an annotation that failed is tried again."""
 _ADD_STEPS = 4
 """Steps of making a node due."""
+_RECONCILE_STEPS = 2_000
+"""Steps of the work for a node until it waits for the API server."""
 
 
 class WorkQueue:
@@ -314,10 +316,12 @@ class Controller:
 
     async def _work(self) -> None:
         """Reconcile the nodes that are due, while others wait for the API server."""
+        turns = Turns()
         async with asyncio.TaskGroup() as group:
             while True:
-                group.create_task(self._reconcile_or_retry(await self._queue.take()))
-                await asyncio.sleep(0)  # between any two nodes other tasks have a turn
+                node = await self._queue.take()
+                await turns.spend(_RECONCILE_STEPS)
+                group.create_task(self._reconcile_or_retry(node))
 
     async def _reconcile_or_retry(self, node: NodeName) -> None:
         """Do both parts of a node's work; a failure of the first does not stop the second."""

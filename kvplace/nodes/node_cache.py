@@ -387,7 +387,11 @@ class ClusterFreeBlocks:
 
     async def refresh(self) -> None:
         """Check again every node that has changed."""
-        await Turns().drain(self._changed, self._look, CHECK_STEPS)
+        turns = Turns()
+        while self._changed:
+            node, _ = self._changed.popitem()
+            self._look(node)
+            await turns.spend(CHECK_STEPS)
 
     def of(self, node: NodeName) -> FreeBlocks | None:
         """Return the free blocks of one node; None where nothing can be placed, or before the first count."""

@@ -32,7 +32,7 @@ from kvplace.core.ledger import Claim, LedgerChange
 from kvplace.core.placement import Refusal
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.concurrency import next_turn
+from kvplace.kube.concurrency import Turns
 from kvplace.kube.events import EventReason, EventRecord, EventRecorder
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
@@ -223,12 +223,13 @@ class Extender:
             if groups is not None:
                 return await self._none_fits(args, requested, pending, groups)
 
-        answers = await self._fits.answers(args.names, request) | claimed
+        turns = Turns()
+        answers = await self._fits.answers(args.names, request, turns) | claimed
         candidates = [answer for answer in answers.values() if isinstance(answer, Candidate)]
         refusals = {node: answer for node, answer in answers.items() if isinstance(answer, Refusal)}
         best = best_candidate(candidates, self._settings.strategy)
         if best is None:
-            await next_turn()  # grouping thousands of refusals is a turn of its own
+            await turns.spend(len(refusals))
             return await self._none_fits(args, requested, pending, grouped(refusals))
 
         if not deciding:
@@ -337,8 +338,9 @@ class Extender:
         if requested is None:
             return [HostPriority(node, 0) for node in args.names]
         uid, request = args.pod.uid, requested.pod_request.request
-        answers = await self._fits.answers(args.names, request)
-        await next_turn()  # comparing thousands of answers is a turn of its own
+        turns = Turns()
+        answers = await self._fits.answers(args.names, request, turns)
+        await turns.spend(len(answers))
         taken: set[str] = {node for node in args.names if self.pending.hold_of(uid, node)}
         taken |= self._claimed(uid, args.names, request).keys()
         fitting = (answer for answer in answers.values() if isinstance(answer, Candidate))

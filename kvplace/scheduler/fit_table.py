@@ -16,7 +16,7 @@ from kvplace.core.placement import Reason, Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
 from kvplace.core.search_budget import UNLIMITED, TurnBudget
-from kvplace.kube.concurrency import in_turns, next_turn
+from kvplace.kube.concurrency import Turns
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable, answer_of
 from kvplace.scheduler.ranking import (
     KnownRefusal,
@@ -53,7 +53,7 @@ class FitTable:
     async def describe(self, names: Collection[NodeName]) -> None:
         """Describe nodes before the first request for them."""
         asked = self.set_of(names)
-        await in_turns(lambda budget: self._states.describe(asked, budget))
+        await Turns().decide(lambda budget: self._states.describe(asked, budget))
 
     async def best(
         self, names: Collection[NodeName], request: Request, *, preferred: AbstractSet[NodeName] = frozenset()
@@ -63,7 +63,7 @@ class FitTable:
         It is the best at the moment of the return: nothing else runs between the choice and the caller.
         """
         asked = self.set_of(names)
-        return await in_turns(
+        return await Turns().decide(
             lambda budget: self._best(asked, preferred, self._ranking(asked, request, budget), budget)
         )
 
@@ -78,7 +78,7 @@ class FitTable:
             best = self._best(asked, preferred, ranking, budget)
             return best, ranking.best(asked - {best.node}, budget) if best is not None else None
 
-        return await in_turns(choose)
+        return await Turns().decide(choose)
 
     async def refusals(self, names: Collection[NodeName], request: Request) -> GroupedRefusals | None:
         """Return the refusals of all nodes, as of one moment; None if a node can hold the VM."""
@@ -93,21 +93,22 @@ class FitTable:
                 return ranking, refused, version
             return ranking, self._examined(names, ranking, budget), version
 
-        ranking, found, version = await in_turns(examine)
+        turns = Turns()
+        ranking, found, version = await turns.decide(examine)
         if found is None:
             return None
         if isinstance(found, KnownRefusal):
             return found.groups
-        await next_turn()  # grouping thousands of refusals is a turn of its own
+        await turns.spend(len(found))
         ranking.refused = KnownRefusal(version, asked, grouped_by(found, lambda one: _in_full(one, request)))
         return ranking.refused.groups
 
     async def answers(
-        self, names: Collection[NodeName], request: Request
+        self, names: Collection[NodeName], request: Request, turns: Turns
     ) -> dict[NodeName, Candidate | Refusal]:
         """Return for each node the VM's placement there, or the refusal, as of one moment."""
         asked = self.set_of(names)
-        return await in_turns(
+        return await turns.decide(
             lambda budget: self._answers(names, self._ranking(asked, request, budget), budget)
         )
 
@@ -146,6 +147,7 @@ class FitTable:
         self, names: Collection[NodeName], ranking: Ranking, budget: TurnBudget
     ) -> dict[NodeName, Candidate | Refusal]:
         answers = ranking.answer_all(self._states, budget)
+        budget.spend(len(names))
         found: dict[NodeName, Candidate | Refusal] = {}
         of_node = self._states.of_node
         for node in names:
@@ -162,6 +164,7 @@ class FitTable:
     ) -> dict[NodeName, Refusal | Shortfall] | None:
         """Return the resource that every node lacks; None if the VM fits on one of them."""
         known = ranking.examine_all(self._states, budget)
+        budget.spend(len(names))
         found: dict[NodeName, Refusal | Shortfall] = {}
         of_node = self._states.of_node
         for node in names:

@@ -53,8 +53,9 @@ from kvplace.scheduler.victim_questions import NodeWithVictims, questions_about
 
 log = logging.getLogger(__name__)
 
-_QUESTION_STEPS, _LEAVING_STEPS = 2_000, 50
-"""Steps of asking about the victims on one node, and of listing the pods that leave it."""
+_QUESTION_STEPS, _SEARCH_STEPS, _LEAVING_STEPS = 2_000, 2_000, 50
+"""Steps of asking about the victims on one node, of a placement without some of them (milliseconds on a
+large machine), and of listing the pods that leave it."""
 
 
 class Preemptor:
@@ -194,7 +195,10 @@ class Preemptor:
                     break
             # Asked anew: a node may have changed meanwhile, and many searches at once would take memory.
             for question in self._questions(node, args, candidates[node], request, budgets):
-                found = await turns.finish(VictimSearch(question).best())
+                search = VictimSearch(question)
+                for _ in search.run():
+                    await turns.spend(_SEARCH_STEPS)
+                found = search.answer
                 if found is not None and (best is None or _rank(node, found) < _rank(*best)):
                     best = node, found
             if self._clock() > ends:

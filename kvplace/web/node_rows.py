@@ -76,7 +76,11 @@ class NodeRows:
             if self._totals_changed:
                 self._totals_changed = False
                 self.revision += 1
-            await Turns().drain(self._changed, self._refresh_row, CHECK_STEPS)
+            turns = Turns()
+            while self._changed:
+                node, _ = self._changed.popitem()
+                self._refresh_row(node)
+                await turns.spend(CHECK_STEPS)
         except asyncio.CancelledError:  # its reader has gone; the other pages wait for the rest
             self.stale.set()
             raise

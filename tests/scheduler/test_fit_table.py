@@ -27,6 +27,7 @@ from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import Bytes, CpuMask, NodeName, NumaId
 from kvplace.core.topology import Topology
+from kvplace.kube.concurrency import Turns
 from kvplace.nodes import node_machine
 from kvplace.nodes.node_machine import NOT_KNOWN, NodeMachine, NodeSnapshot, Unusable
 from kvplace.scheduler import fit_table, ranking
@@ -80,7 +81,7 @@ def placed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_machines_with_equal_free_cpus_and_other_sockets_have_answers_of_their_own() -> None:
     nodes = {NodeName("one"): snapshot(EIGHT), NodeName("two"): snapshot(TWO_SOCKETS)}
-    answers = result(table_of(nodes.__getitem__).answers(nodes, SIX))
+    answers = result(table_of(nodes.__getitem__).answers(nodes, SIX, Turns()))
     assert isinstance(answers[NodeName("one")], Candidate)
     assert isinstance(answers[NodeName("two")], Refusal)
 
@@ -94,7 +95,7 @@ def test_a_node_is_described_again_only_after_it_has_changed() -> None:
 
     table = table_of(snapshot_of)
     for request in (SIX, Request(2)):
-        result(table.answers([A, B], request))
+        result(table.answers([A, B], request, Turns()))
         result(table.best([A, B], request))
     assert sorted(asked) == ["a", "b"]
     table.node_changed(B)
@@ -121,7 +122,7 @@ def test_a_state_in_which_another_node_has_been_is_not_placed_again(placed: list
 
 def test_nodes_in_the_same_state_share_one_placement(placed: list[int]) -> None:
     nodes = {A: snapshot(EIGHT), B: snapshot(EIGHT)}
-    answers = result(table_of(nodes.__getitem__).answers(nodes, SIX))
+    answers = result(table_of(nodes.__getitem__).answers(nodes, SIX, Turns()))
     first, second = answers.values()
     assert isinstance(first, Candidate)
     assert isinstance(second, Candidate)
@@ -248,7 +249,7 @@ def test_a_node_that_changes_between_two_turns_is_checked_again(monkeypatch: pyt
 def test_others_have_their_turn_while_many_nodes_are_checked() -> None:
     nodes = {NodeName(f"node-{number}"): snapshot(EIGHT, CpuMask(number)) for number in range(256)}
     table = table_of(nodes.__getitem__)
-    answers, turns = result(with_turns(table.answers(nodes, SIX)))
+    answers, turns = result(with_turns(table.answers(nodes, SIX, Turns())))
     assert answers.keys() == nodes.keys()
     assert turns > 10
 
@@ -269,7 +270,7 @@ def test_states_that_a_turn_leaves_are_not_listed_again_by_each_that_follows(
     table = table_of(nodes.__getitem__)
     result(table.best(nodes, SIX))
     monkeypatch.setattr(NodeStates, "since", since_and_count)
-    result(table.answers(nodes, SIX))
+    result(table.answers(nodes, SIX, Turns()))
     assert 256 <= listed < 2 * 256
 
 
@@ -278,7 +279,7 @@ def test_answers_are_those_of_the_moment_of_the_return() -> None:
     table = table_of(nodes.__getitem__)
 
     async def answer() -> dict[NodeName, Candidate | Refusal]:
-        answers = asyncio.create_task(table.answers(nodes, SIX))
+        answers = asyncio.create_task(table.answers(nodes, SIX, Turns()))
         for number in range(255, 0, -1):
             await asyncio.sleep(0)
             if answers.done():
@@ -289,7 +290,7 @@ def test_answers_are_those_of_the_moment_of_the_return() -> None:
         assert number < 250
         return await answers
 
-    assert result(answer()) == result(table_of(nodes.__getitem__).answers(nodes, SIX))
+    assert result(answer()) == result(table_of(nodes.__getitem__).answers(nodes, SIX, Turns()))
 
 
 def test_why_no_node_can_hold_a_vm_is_computed_once_until_a_node_changes(
@@ -312,7 +313,7 @@ def test_why_no_node_can_hold_a_vm_is_computed_once_until_a_node_changes(
 
     def summary(*names: NodeName) -> str:
         found = result(table.refusals(list(names), SIX))
-        answers = result(table_of(nodes.__getitem__).answers(names, SIX))
+        answers = result(table_of(nodes.__getitem__).answers(names, SIX, Turns()))
         refusals = {node: answer for node, answer in answers.items() if isinstance(answer, Refusal)}
         assert (found is None) == (len(refusals) < len(answers))
         assert found is None or found == grouped({node: refusals[node] for node in names})
@@ -355,7 +356,7 @@ def test_the_reasons_of_many_nodes_are_those_that_each_gives_alone(seed: int) ->
         request = random_request(chance, state.machine.topology, state.free)
         for vcpus in (request.vcpus, 2 * request.vcpus, 64):
             asked = replace(request, vcpus=vcpus)
-            answers = result(table_of(nodes.__getitem__).answers(nodes, asked))
+            answers = result(table_of(nodes.__getitem__).answers(nodes, asked, Turns()))
             refusals = {node: answer for node, answer in answers.items() if isinstance(answer, Refusal)}
             together = grouped(refusals) if len(refusals) == len(nodes) else None
             assert result(table.refusals(nodes, asked)) == together
@@ -393,7 +394,7 @@ def test_only_a_vm_that_a_narrowed_empty_machine_cannot_hold_never_fits() -> Non
     narrowed = NodeSnapshot(NodeMachine(EIGHT, CpuMask(0x3F)), Free(CpuMask(0x03), CpuMask(0x03)))
     table = table_of(lambda node: narrowed)
     for vcpus, never in ((4, False), (6, False), (7, True)):
-        answer = result(table.answers([A], Request(vcpus)))[A]
+        answer = result(table.answers([A], Request(vcpus), Turns()))[A]
         assert isinstance(answer, Refusal)
         assert answer.never is never
 
@@ -401,11 +402,11 @@ def test_only_a_vm_that_a_narrowed_empty_machine_cannot_hold_never_fits() -> Non
 def test_nodes_that_cannot_be_used_are_refused_until_they_change() -> None:
     state: list[NodeSnapshot | Unusable] = [NOT_KNOWN, snapshot(EIGHT)]
     table = table_of(lambda node: state.pop(0))
-    refusal = result(table.answers([A], SIX))[A]
+    refusal = result(table.answers([A], SIX, Turns()))[A]
     assert isinstance(refusal, Refusal)
     assert (refusal.message, refusal.never) == ("the node is not known to the API server", True)
     table.node_changed(A)
-    assert isinstance(result(table.answers([A], SIX))[A], Candidate)
+    assert isinstance(result(table.answers([A], SIX, Turns()))[A], Candidate)
 
 
 def test_nodes_that_are_gone_are_forgotten() -> None:
@@ -416,9 +417,9 @@ def test_nodes_that_are_gone_are_forgotten() -> None:
         name = NodeName(f"node-{number}")
         nodes[name] = snapshot(EIGHT, CpuMask(number & 0x7F))
         result(table.best([A, name], SIX))
-        result(table.answers([A, name], SIX))
+        result(table.answers([A, name], SIX, Turns()))
         del nodes[name]
         table.node_changed(name)
-        result(table.answers([A, name], SIX))  # kube-scheduler still names it
+        result(table.answers([A, name], SIX, Turns()))  # kube-scheduler still names it
         kept.append(table.kept)
     assert max(kept) < 150

@@ -1,4 +1,4 @@
-"""The answers of many nodes are compared in a turn of its own: with thousands, each takes its time."""
+"""The answers of many nodes are compared in a turn of their own: with thousands, each step takes its time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvplace.core import search_budget
 from kvplace.scheduler import extender, fit_table
 from kvplace.scheduler.extender import ExtenderSettings, Mode
 from kvplace.scheduler.fit_table import FitTable
@@ -19,6 +20,7 @@ from tests.nodes.machines import EIGHT
 @pytest.fixture
 def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The steps in their order; turns of others are added by their taker."""
+    monkeypatch.setattr(search_budget, "STEPS_OF_A_TURN", 1)
     found: list[str] = []
 
     def note(what: str, where: object, name: str) -> None:

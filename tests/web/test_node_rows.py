@@ -237,7 +237,7 @@ async def test_a_reader_that_disconnects_during_a_refresh_leaves_the_rest_of_it_
         async with asyncio.timeout(PATIENCE_S):
             await rows.stale.wait()
         with monkeypatch.context() as patched:
-            patched.setattr(Turns, "drain", lambda *_: asyncio.Event().wait())
+            patched.setattr(Turns, "spend", lambda *_: asyncio.Event().wait())
             reader = asyncio.create_task(rows.refresh())
             await asyncio.sleep(0)
             assert not rows.stale.is_set()

@@ -110,6 +110,8 @@ class VictimSearch:
         self._ideal: tuple[int, ...] = ()
         """The best quality of a placement without all tenants: no other victims have a better one."""
         self._domains = tuple(self._find_domains())
+        self.answer: Victims | None = None
+        """The victims of least cost, after `run`; None when the VM does not fit even without all tenants."""
 
     @property
     def least_cost(self) -> Cost:
@@ -132,8 +134,11 @@ class VictimSearch:
         yield
         return placement
 
-    def best(self) -> Search[Victims | None]:
-        """Find the victims of least cost; None when the VM does not fit even without all tenants."""
+    def run(self) -> Search[None]:
+        """Search for the answer."""
+        self.answer = yield from self._find()
+
+    def _find(self) -> Search[Victims | None]:
         everybody = yield from self._serves(self._tenants)
         if everybody is None:
             return None

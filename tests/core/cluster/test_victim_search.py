@@ -7,7 +7,7 @@ from itertools import combinations
 from random import Random
 
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.cluster.victim_search import Search, VictimSearch
+from kvplace.core.cluster.victim_search import VictimSearch
 from kvplace.core.cluster.victims import (
     Cost,
     DisruptionBudget,
@@ -34,14 +34,11 @@ PRIORITIES = (-(1 << 31), -5, 0, 0, 0, 10)
 OURS = 1000
 
 
-def finished(search: Search[Victims | None]) -> Victims | None:
+def finished(search: VictimSearch) -> Victims | None:
     """Carry out a search without a pause."""
-    while True:
-        try:
-            next(search)
-        except StopIteration as ended:
-            found: Victims | None = ended.value
-            return found
+    for _ in search.run():
+        pass
+    return search.answer
 
 
 def machine_of(topology: Topology, occupants: list[Occupant]) -> OccupiedMachine:
@@ -134,7 +131,7 @@ def test_victims_are_those_of_least_cost_and_give_the_best_placement_of_all_sets
         question = question_of(
             chance, fragmented(chance, most_cpus=chance.choice([6, 8, 12]), policies=MIXED)
         )
-        found = finished(VictimSearch(question).best())
+        found = finished(VictimSearch(question))
         truth = best_of_all(question)
         assert (found and (found.cost, found.quality)) == truth, seed
         if found is not None:
@@ -154,7 +151,7 @@ def test_a_search_that_stops_at_its_bound_offers_no_victim_in_vain() -> None:
         chance = Random(seed)
         question = question_of(chance, fragmented(chance, most_cpus=16, policies=MIXED))
         bound = chance.choice([(2, 30_000), (5, 30_000), (300, 3), (300, 10)])
-        found = finished(VictimSearch(question, max_placements=bound[0], max_steps=bound[1]).best())
+        found = finished(VictimSearch(question, max_placements=bound[0], max_steps=bound[1]))
         assert (found is None) == (best_of_all(question) is None), seed
         if found is not None:
             chosen = tuple(one for one in found.tenants if one not in question.certain)
@@ -179,7 +176,7 @@ def test_a_large_machine_full_of_small_vms_is_answered_exactly_and_soon() -> Non
     wide = Request(16, PinningOptions(Scope.ONE_NUMA))
     question = Question(OccupiedMachine(topology, ledger_of(*claims)), wide, tuple(tenants))
     search = VictimSearch(question)
-    found = finished(search.best())
+    found = finished(search)
     assert found is not None
     assert found.exact
     assert found.cost[:2] == (0, 1)  # eight of each NUMA node have priority 0 or 1 with their neighbours
