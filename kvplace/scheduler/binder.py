@@ -79,7 +79,7 @@ class Binder:
         self._now = now
         self._clock = clock
         self.under_way: dict[PodUid, tuple[NodeName, asyncio.Task[None]]] = {}
-        """Node and task of each bind under way, by pod UID."""
+        """Node and task of each bind under way, by pod UID, until the task ends."""
 
     def begin(self, args: BindingArgs) -> asyncio.Task[None]:
         """Start to bind a pod, or return its bind under way; raises Conflict if that is to another node.
@@ -103,7 +103,7 @@ class Binder:
             task.exception()  # marks it as retrieved: the caller may have given up
 
     async def _bind_and_log(self, args: BindingArgs) -> None:
-        pending = self._pending.get(args.uid)
+        pending = self._pending.record(args.uid)
         about = {**args.about, "attempt": pending.attempts} if pending.attempts else args.about
         try:
             claim = await self._bind(args, pending)
@@ -112,7 +112,7 @@ class Binder:
             if pending.requested is not None and isinstance(error, Refused):
                 pod = self._cache.pods.get(args.uid)
                 if self._resource_claims.may_have_devices(pod, pending.requested):
-                    self._resource_claims.bind_refused(args, str(error))
+                    self._resource_claims.bind_refused(args, pending, str(error))
             raise
         since, pending.since = pending.since, None
         if since is not None:
@@ -136,7 +136,7 @@ class Binder:
         if await self._is_bound(args):
             return self._cache.ledger(args.node).claims.get(args.uid)
         explanation = pending.explanation
-        requested = pending.requested or await self._pending.of_binding(args)
+        requested = await self._pending.of_binding(args)
         pod_request = requested.pod_request
         claims = await self._resource_claims.read(args, requested, enforcement)
         try:
@@ -257,14 +257,14 @@ class Binder:
         A bind that takes over any other claim gives it a new date. The date shows the controllers of all
         replicas, and other binds of the pod, that its binding is about to come.
         """
-        along, at = self._pending.get(claim.uid).stored_along or (None, 0.0)
+        along, at = self._pending.record(claim.uid).stored_along or (None, 0.0)
         return along == claim and asyncio.get_running_loop().time() - at < _YOUNG_S
 
     def _claims_along(self, args: BindingArgs, machine: NodeMachine, ledger: Ledger) -> tuple[Claim, ...]:
         """Return the claims of the other pods that hold cores of the node; their own binds find them."""
         along: list[Claim] = []
         for held in self._pending.held_on(args.node, but=args.uid):
-            pending = self._pending.get(held.uid)
+            pending = self._pending.record(held.uid)
             if self._awaits_bind(pending, args.node, ledger) and machine.can_give(held, ledger, along):
                 claim = replace(held, since=rfc3339(self._now()))
                 pending.stored_along = claim, asyncio.get_running_loop().time()

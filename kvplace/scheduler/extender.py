@@ -286,7 +286,7 @@ class Extender:
             if claimed:
                 return FilterResult.passing(args, [min(claimed)])
         may_be_offered_more = is_about_nominated_node(args.pod, args.names)
-        if may_be_offered_more and not self.pending.nominated_refused_twice(args.pod.uid):
+        if may_be_offered_more and not self.pending.nominated_refused_twice(pending):
             return FilterResult.rejecting(args, groups.texts)
         for reason in {group.refusal.reason for group in groups.groups}:
             REFUSALS.labels(reason.value).inc()

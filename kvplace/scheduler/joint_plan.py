@@ -38,7 +38,7 @@ from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.cluster_calls import SchedulerClient
 from kvplace.scheduler.fit_table import FitTable
 from kvplace.scheduler.metrics import NOMINATIONS, PLANNED
-from kvplace.scheduler.pending_pods import Hold, PendingPods, PendingRequest
+from kvplace.scheduler.pending_pods import Hold, PendingPod, PendingPods, PendingRequest
 from kvplace.scheduler.waiting_pods import waits
 
 log = logging.getLogger(__name__)
@@ -105,18 +105,18 @@ class Nominations:
         self._cache = cache
         self._pending = pending
         self._from_nodes = from_nodes
-        self._due: asyncio.Queue[tuple[PodUid, NodeName]] = asyncio.Queue()
+        self._due: asyncio.Queue[tuple[PendingPod, NodeName]] = asyncio.Queue()
 
     @property
     def pay(self) -> bool:
         """Whether the cluster is so large that checking all nodes costs more than a nomination."""
         return 0 < self._from_nodes <= len(self._cache.nodes.records)
 
-    def add(self, uid: PodUid, node: NodeName) -> None:
+    def add(self, pending: PendingPod, node: NodeName) -> None:
         """Nominate a node for a planned pod soon, if the cluster is large enough."""
         if self.pay:
-            self._pending.nominate(uid, node)
-            self._due.put_nowait((uid, node))
+            pending.nomination = node
+            self._due.put_nowait((pending, node))
 
     async def written(self) -> None:
         """Wait until nothing is left to nominate, but not for long."""
@@ -132,25 +132,26 @@ class Nominations:
 
     async def _nominate_all(self) -> None:
         while True:
-            uid, node = await self._due.get()
+            pending, node = await self._due.get()
             try:
-                outcome = await self._write(uid, node)
+                outcome = await self._write(pending, node)
             finally:
                 self._due.task_done()
             NOMINATIONS.labels(outcome).inc()
-            if outcome != "written" and self._pending.get(uid).nomination == node:
-                self._pending.nominate(uid, None)
+            if outcome != "written" and pending.nomination == node:
+                pending.nomination = None
 
-    async def _write(self, uid: PodUid, node: NodeName) -> str:
+    async def _write(self, pending: PendingPod, node: NodeName) -> str:
         """Nominate a node, and return the outcome once the watch has brought the nomination.
 
         KubeVirt writes the status of a pod right after it has created it. So a pod that has changed is tried
         again as it is now.
         """
+        uid = pending.uid
         refusal: KvplaceError | None = None
         for _ in range(_ATTEMPTS):
             pod = self._cache.pods.get(uid)
-            if pod is None or not waits(pod) or not self._is_due(uid, node):
+            if pod is None or not waits(pod) or not self._is_due(pending, node):
                 return "dropped"
             try:
                 await self._cluster.nominate_node(pod, node)
@@ -173,11 +174,10 @@ class Nominations:
                 while self._cache.pods.get(pod.uid) == pod:
                     await self._pending.waiting.news()
 
-    def _is_due(self, uid: PodUid, node: NodeName) -> bool:
+    def _is_due(self, pending: PendingPod, node: NodeName) -> bool:
         """Whether a pod still goes to a node: by the plan, or by a claim that was stored along."""
-        if self._pending.get(uid).nomination != node:
-            return False
-        return self._pending.planned_node(uid) == node or node in self._cache.ledgers.nodes_claimed_by(uid)
+        is_claimed = node in self._cache.ledgers.nodes_claimed_by(pending.uid)
+        return pending.nomination == node and (is_claimed or self._pending.planned_node(pending.uid) == node)
 
 
 class JointPlan:
@@ -275,7 +275,8 @@ class JointPlan:
         if best is None:
             best = await self._take_over(pod, requested.pod_request.request, names)
             if best is not None and requested.pod_request.explain:
-                self._pending.get(pod.uid).explanation = explain_placement(best.node, best.placement, TAKEN)
+                why_there = explain_placement(best.node, best.placement, TAKEN)
+                self._pending.record(pod.uid).explanation = why_there
         if best is not None:
             self._pending.hold(Hold.of(pod, requested, best))
         return best
@@ -292,7 +293,7 @@ class JointPlan:
             return await self._fits.best(names, request, preferred=preferred)
         best, next_best = await self._fits.two_best(names, request, preferred=preferred)
         if best is not None:
-            self._pending.get(pod.uid).explanation = explain_choice(best, next_best, self._strategy)
+            self._pending.record(pod.uid).explanation = explain_choice(best, next_best, self._strategy)
         return best
 
     async def _beside(self, pod: PodRecord, names: Collection[NodeName]) -> list[PodRecord]:
@@ -367,7 +368,7 @@ class JointPlan:
             if known is not None and waits(known) and self._is_undecided(known):
                 self._pending.hold(Hold.of(pod, requested, best), planned=True)
                 used.add(best.node)
-                self._nominations.add(pod.uid, best.node)
+                self._nominations.add(self._pending.record(pod.uid), best.node)
                 PLANNED.inc()
 
     def _request_of(self, pod: PodRecord) -> PendingRequest | None:

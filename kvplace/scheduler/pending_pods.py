@@ -1,4 +1,4 @@
-"""The pods that are not bound yet, one record each, until they are bound or gone.
+"""The pods that are not bound yet, one record each, from its first use until they are bound or gone.
 
 A record has everything that this process knows of a pod: its request, the attempts of kube-scheduler, the
 last refusal, the reasons for its node, its hold, and its nomination. UID and attempt together name one
@@ -10,12 +10,12 @@ the bind of its pod, with the pod, or after a while. Where the end leaves the co
 subscribers are called: another pod may have been refused because of them. The hold of a pod that was planned
 together with another one is planned until kube-scheduler asks about this pod.
 
-One rule forgets records, and their holds: when the watch shows that a pod is bound or gone. If the watch
-showed the end of a pod before the question, no event would remove the record. So each new record examines the
-two oldest.
+One rule forgets records, and their holds: when the watch shows that a pod is bound or gone. If it showed that
+before the first use, no event would remove the record. So each new record examines the two oldest.
 
-Everything else here is an index, made from records: holds by node, as each decision about a node needs them,
-and holds by age. `waiting_pods.py` has the pods without a first try.
+Everything else here is an index: holds by node, as each decision about a node needs them, and holds by age.
+`waiting_pods.py` has the pods without a first try. Tasks that work for a pod may outlive its record, until
+they have completed or undone their work: `Binder` and `RoomMaker` know theirs.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ from kvplace.scheduler.waiting_pods import WaitingPods
 
 _SAME_ATTEMPT_S = 1.0
 """Between two questions of one attempt; the next attempt comes a second later, or after a change."""
-_MOST = 10_000
-"""Records that are kept at most; the oldest goes first."""
 _NEWEST = 256
 """Records that are not examined: the watch may not have shown their pods yet."""
 _EXAMINED = 2
@@ -141,18 +139,20 @@ class PendingPods:
         self._holding: dict[PodUid, PendingPod] = {}
         """The records with a hold; the oldest hold first."""
         self._on_node: dict[NodeName, dict[PodUid, Claim]] = {}
-        self._nominated: set[PodUid] = set()
-        """The pods with a nomination."""
         self._left: list[Callable[[NodeName], None]] = []
         self._changed: list[Callable[[NodeName], None]] = []
-        self.waiting = WaitingPods(cache.pods)
+        self.waiting = WaitingPods()
         cache.pods.subscribe(self._pod_seen)
 
     # Records.
 
-    def get(self, uid: PodUid) -> PendingPod:
-        """Return the record of a pod; one that is not kept if nothing is known of the pod."""
-        return self._records.get(uid) or PendingPod(uid)
+    def record(self, uid: PodUid) -> PendingPod:
+        """Return the record of a pod."""
+        found = self._records.get(uid)
+        if found is None:
+            found = self._records[uid] = PendingPod(uid)
+            self._examine_oldest()
+        return found
 
     def begin(self, uid: PodUid) -> PendingPod:
         """Count a question of Filter, and return the record of the pod.
@@ -160,11 +160,11 @@ class PendingPods:
         The pod needs no nomination any more. It gives up its hold, unless this is planned.
         """
         self.drop_expired()
-        pending = self._record(uid)
+        pending = self.record(uid)
         pending.attempts += 1
         if pending.attempts == 1:
             pending.since = self._clock()
-        self.nominate(uid, None)
+        pending.nomination = None
         if not pending.is_planned:
             self.give_up(pending)
         return pending
@@ -191,14 +191,14 @@ class PendingPods:
         """
         if not pod.request:
             return None
-        pending = self._record(pod.uid)
+        pending = self.record(pod.uid)
         if pending.requested is None:
             pending.requested = self._read_request(pod)
         return pending.requested
 
     async def of_binding(self, args: BindingArgs) -> PendingRequest:
         """Return the request of a pod that is to be bound; raises Refused if the pod is gone or has none."""
-        requested = self.get(args.uid).requested
+        requested = self.record(args.uid).requested
         if requested is not None:
             return requested
         pod = self._pods.get(args.uid) or await self._cluster.read_pod(args.namespace, args.name)
@@ -208,34 +208,22 @@ class PendingPods:
             raise Refused(f"pod {args.namespace}/{args.name} carries no kvplace.io/request")
         return self._read_request(pod)
 
-    def nominated_refused_twice(self, uid: PodUid) -> bool:
+    def nominated_refused_twice(self, pending: PendingPod) -> bool:
         """Record a refusal of the nominated node alone; returns whether one was recorded a moment ago, too.
 
         kube-scheduler asks about this node first, and then at once about all nodes that it accepts. The
         second question equals the first if it accepts no other node.
         """
-        pending, now = self.get(uid), self._clock()
+        now = self._clock()
         is_second = now - pending.nominated_refused_at < _SAME_ATTEMPT_S
         pending.nominated_refused_at = float("-inf") if is_second else now
         return is_second
 
-    def bind_refused(self, uid: PodUid, node: NodeName, version: str, why: str) -> None:
-        """Record that Bind has refused a node to a pod while its ledger had this version."""
-        self._record(uid).refused_binds[node] = version, why
-
-    def _record(self, uid: PodUid) -> PendingPod:
-        found = self._records.get(uid)
-        if found is None:
-            found = self._records[uid] = PendingPod(uid)
-            self._examine_oldest()
-            if len(self._records) > _MOST:
-                self._forget(next(iter(self._records)))
-        return found
-
     def _examine_oldest(self) -> None:
         if len(self._records) > _NEWEST:
             for uid in list(islice(self._records, _EXAMINED)):
-                if uid in self._pods.records or uid in self._holding:
+                pod = self._pods.get(uid)
+                if uid in self._holding or (pod is not None and not pod.node):
                     self._records.move_to_end(uid)
                 else:
                     self._forget(uid)
@@ -247,10 +235,10 @@ class PendingPods:
             self.end_hold(uid)
         else:
             self.leave(uid)
-        self._nominated.discard(uid)
         self._records.pop(uid, None)
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        self.waiting.pod_seen(before, after)
         pod = after or before
         if pod is not None and (after is None or after.node):
             self._forget(pod.uid, bound_to=after.node if after is not None else "")
@@ -299,7 +287,7 @@ class PendingPods:
         """Begin a hold; it replaces an earlier hold of the pod."""
         uid = hold.claim.uid
         self.end_hold(uid)
-        pending = self._holding[uid] = self._record(uid)
+        pending = self._holding[uid] = self.record(uid)
         pending.hold, pending.is_planned = hold, planned
         pending.held_until = self._clock() + self._hold_seconds
         self._on_node.setdefault(hold.node, {})[uid] = hold.claim
@@ -319,7 +307,7 @@ class PendingPods:
 
     def claim_stored(self, uid: PodUid, node: NodeName) -> None:
         """End the hold of a pod after its claim is stored, and the other holds with claims there."""
-        self.get(uid).stored_along = None  # the next attempt cannot know whether the binding arrives
+        self.record(uid).stored_along = None  # the next attempt cannot know whether the binding arrives
         stored = self._cache.ledger(node).claims
         for held in [uid, *self._on_node.get(node, ())]:
             if held == uid or held in stored:
@@ -392,13 +380,9 @@ class PendingPods:
         pending = self._holding[uid] = self._holding.pop(uid)
         pending.is_planned, pending.held_until = False, self._clock() + self._hold_seconds
 
-    def nominate(self, uid: PodUid, node: NodeName | None) -> None:
-        """Record the node that is nominated for a pod, or soon will be; None: it needs no nomination."""
-        (self._nominated.discard if node is None else self._nominated.add)(uid)
-        self.get(uid).nomination = node
-
     @property
     def is_nominated_pod_ahead(self) -> bool:
         """Whether kube-scheduler is still to try a pod with a nomination."""
-        nominated = map(self._pods.get, self._nominated)
+        newest_first = reversed(self._records.values())  # as pods with a nomination are mostly new
+        nominated = (self._pods.get(one.uid) for one in newest_first if one.nomination is not None)
         return any(pod is not None and not pod.was_tried for pod in nominated)

@@ -207,7 +207,7 @@ class Preemptor:
 
     def _candidates(self, args: PreemptionArgs) -> dict[NodeName, NodeVictims]:
         """Return the nodes of kube-scheduler, and the nodes where Filter found only cores missing."""
-        pending = self._pending.get(args.pod.uid)
+        pending = self._pending.record(args.pod.uid)
         curable, pending.curable = pending.curable, ()
         nodes = dict(args.victims)
         for node in curable if self._clock() - pending.curable_at <= limits.REFUSED_S else ():
@@ -257,13 +257,13 @@ class Preemptor:
         for node in nodes:
             await turns.spend(_LEAVING_STEPS)
             leaving |= self._leaving(node)
-        pending, has_claim = self._pending.get(uid), self._cache.ledgers.nodes_claimed_by
+        pending, has_claim = self._pending.record(uid), self._cache.ledgers.nodes_claimed_by
         still = {other: since for other, since in pending.leaving.items() if has_claim(other)}
         pending.leaving = dict.fromkeys(leaving, self._clock()) | still
 
     def _awaited_in_vain(self, uid: PodUid, leaving: frozenset[PodUid]) -> frozenset[PodUid]:
         """Return the pods that count as staying, because the waiting pod has waited for them too long."""
-        waiting, oldest = self._pending.get(uid).leaving, self._clock() - limits.LEAVING_S
+        waiting, oldest = self._pending.record(uid).leaving, self._clock() - limits.LEAVING_S
         return frozenset(other for other in leaving if waiting.get(other, oldest) < oldest)
 
 

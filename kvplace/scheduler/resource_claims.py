@@ -309,10 +309,10 @@ class ResourceClaims:
             request, self._cache.dra.numa_nodes(node, topology, claims.devices, self._report(node))
         )
 
-    def bind_refused(self, args: BindingArgs, why: str) -> None:
+    def bind_refused(self, args: BindingArgs, pending: PendingPod, why: str) -> None:
         """Remember that a pod with devices was refused a node."""
         version = self._ledger_version(args.node)
-        self._pending.bind_refused(args.uid, args.node, version, why.removeprefix(f"node {args.node}: "))
+        pending.refused_binds[args.node] = version, why.removeprefix(f"node {args.node}: ")
 
     async def give(self, claim: ResourceClaimRecord, owned: CpuMask) -> None:
         """Write CPUs into the allocation of a resource claim, unless they are there.

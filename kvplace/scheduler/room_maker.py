@@ -28,7 +28,7 @@ from kvplace.nodes.node_machine import NodeSnapshot
 from kvplace.scheduler import limits
 from kvplace.scheduler.metrics import ROOMS
 from kvplace.scheduler.migration_search import MigrationSearch, NoMigration
-from kvplace.scheduler.pending_pods import PendingRequest
+from kvplace.scheduler.pending_pods import PendingPod, PendingRequest
 from kvplace.scheduler.reservations import RoomContext, RoomStopped, about
 from kvplace.scheduler.room_migration import RoomMigration
 from kvplace.scheduler.room_moves import RoomMoves
@@ -57,6 +57,7 @@ class _Making:
     """The room that is made for one VM."""
 
     pod: PodRecord
+    pending: PendingPod
     request: Request
     nodes: tuple[NodeName, ...]
     pause_s: float
@@ -78,6 +79,7 @@ class RoomMaker:
         self._vms = MovableVms(context.cache)
         self._migrations = MigrationSearch(context)
         self._making: dict[PodUid, _Making] = {}
+        """The work under way, by pod: begun moves are completed or undone after the pod is gone."""
         self._asked: asyncio.Queue[_Making] = asyncio.Queue()
         self._rest_until = float("-inf")
         if mode is not MakeRoom.OFF:
@@ -94,13 +96,14 @@ class RoomMaker:
             return False
         if self._mode is MakeRoom.ON_REQUEST and not requested.pod_request.make_room:
             return False
-        now, uid = self._clock(), pod.uid
+        now, uid, pending = self._clock(), pod.uid, self._pending.record(pod.uid)
         if self._cache.reserved_on(uid):
             return False  # another replica makes room for it, or has ended: then the reservation does, too
-        is_due = max(self._pending.get(uid).no_room_before, self._rest_until) <= now
+        is_due = max(pending.no_room_before, self._rest_until) <= now
         if uid in self._making or not is_due or len(self._making) >= limits.AT_ONCE:
             return False
-        making = self._making[uid] = _Making(pod, requested.pod_request.request, tuple(nodes), limits.PAUSE_S)
+        request = requested.pod_request.request
+        making = self._making[uid] = _Making(pod, pending, request, tuple(nodes), limits.PAUSE_S)
         self._asked.put_nowait(making)
         return True
 
@@ -133,7 +136,7 @@ class RoomMaker:
                 continue
             pods = self._cache.pods.records.values()
             waiting = [
-                (self._pending.get(pod.uid).no_room_before, -pod.priority, pod.created, pod.uid, pod)
+                (self._pending.record(pod.uid).no_room_before, -pod.priority, pod.created, pod.uid, pod)
                 for pod in pods
                 if pod.vmi and _TOO_FEW_CPUS in pod.unschedulable and self._pending.needs_room(pod.uid)
             ]
@@ -159,7 +162,7 @@ class RoomMaker:
         finally:
             del self._making[making.pod.uid]
             making.found.set()
-            self._pending.get(making.pod.uid).no_room_before = self._clock() + making.pause_s
+            making.pending.no_room_before = self._clock() + making.pause_s
             ROOMS.labels(outcome).inc()
 
     async def _find_work(self, making: _Making) -> RoomMoves | RoomMigration | None:

@@ -1,6 +1,7 @@
 """The pods that wait for their first try, by scheduling shape and in kube-scheduler's order.
 
 They can be planned together (`joint_plan.py`). All waits for a change of pods or ledgers are here, too.
+`PendingPods` follows the pods.
 """
 
 from __future__ import annotations
@@ -8,23 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 from kvplace.core.scalars import PodUid
 from kvplace.kube.object_records import PodRecord
-from kvplace.kube.store import Store
 
 
 class WaitingPods:
-    """Follows the pods."""
+    """An index of the pods, and the news about them."""
 
-    def __init__(self, pods: Store[Any, PodRecord]) -> None:
+    def __init__(self) -> None:
         self._waiting: dict[bytes, dict[int, dict[PodUid, PodRecord]]] = {}
         """By shape and priority, in the order of their arrival."""
         self.arrived = 0
         """The number of pods that have begun to wait, ever."""
         self._news = asyncio.Event()
-        pods.subscribe(self._pod_seen)
 
     def of_shape(self, shape: bytes) -> Iterator[PodRecord]:
         """Return the pods of a shape that wait for their first try: by priority, then the oldest first."""
@@ -52,7 +50,8 @@ class WaitingPods:
         """End every wait for news."""
         self._news.set()
 
-    def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
+    def pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        """Enter or remove a pod as it was and as it is now, and end every wait for news."""
         if after is not None and waits(after):
             self._waiting.setdefault(after.shape, {}).setdefault(after.priority, {})[after.uid] = after
             if before is None or not waits(before):

@@ -33,6 +33,21 @@ async def test_records_of_pods_that_are_gone_are_dropped_and_those_of_waiting_po
         assert len(pending._records) < 400
 
 
+async def test_records_of_pods_that_were_asked_about_after_their_bind_was_seen_are_dropped(
+    cluster: FaultyCluster,
+) -> None:
+    bound = [asking_pod(cluster, f"bound-{number}") for number in range(50)]
+    for pod in bound:
+        await cluster.bind("default", pod.name, pod.uid, NodeName("n"), {})
+    async with running_node_cache(cluster) as cache:
+        pending = pending_pods(cache)
+        for pod in bound:
+            pending.begin(pod.uid)
+        for number in range(1_000):
+            pending.begin(PodUid(f"new-{number}"))
+        assert pending._records.keys().isdisjoint(pod.uid for pod in bound)
+
+
 async def test_records_of_pods_that_the_watch_has_not_shown_yet_are_kept(cluster: FaultyCluster) -> None:
     async with running_node_cache(cluster) as cache:
         pending = pending_pods(cache)
@@ -49,6 +64,12 @@ async def test_a_pod_has_one_record_from_its_first_question_on(cluster: FaultyCl
         moment[0] = 2.0
         assert pending.begin(PodUid("one")) is record
         assert (record.attempts, record.since) == (2, 1.0)
+
+
+def test_a_value_that_is_written_into_a_record_is_kept_whichever_question_comes_first() -> None:
+    pending = pending_pods()
+    pending.record(PodUid("one")).no_room_before = 7.0
+    assert pending.begin(PodUid("one")).no_room_before == 7.0
 
 
 async def test_a_pod_that_ends_gives_up_its_hold_and_one_that_is_bound_there_has_taken_it(

@@ -210,14 +210,14 @@ async def test_whom_a_pod_waits_for_is_forgotten_with_their_claims_and_with_the_
     for vm, other in (vms, reversed(vms)):
         await leaving(one, vm)
         assert await answer(one, sent(pod, two=[other])) == {}
-        assert one.extender.pending.get(pod.uid).leaving.keys() == {vm.uid}
+        assert one.extender.pending.record(pod.uid).leaving.keys() == {vm.uid}
         one.cluster.delete_pod("default", vm.name, force=True)
         await one.until(lambda vm=vm: vm.uid not in one.claims("two"))
         if vm is vms[0]:
             await running(one, "next", 8)
     one.cluster.delete_pod("default", pod.name, force=True)
     await one.until(lambda: pod.uid not in one.cache.pods.records)
-    assert not one.extender.pending.get(pod.uid).leaving
+    assert not one.extender.pending.record(pod.uid).leaving
 
 
 async def test_the_cores_of_victims_are_kept_for_the_vm_that_needed_them(one: Replica) -> None:

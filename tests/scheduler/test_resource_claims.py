@@ -188,7 +188,7 @@ async def test_the_reason_for_a_node_names_the_devices(cluster: Counting) -> Non
         pod = cluster._put_pod(replace(pod, resource_claims=("vm-io",)))
         await asyncio.sleep(1)
         assert (await one.filter(pod)).names == ["b"]
-        explanation = one.extender.pending.get(pod.uid).explanation
+        explanation = one.extender.pending.record(pod.uid).explanation
         assert explanation.startswith("b (1 socket, 1 NUMA node, ")
         assert explanation.endswith("before a: beside more of its devices")
 
@@ -291,6 +291,7 @@ async def test_a_node_that_was_refused_is_offered_when_it_has_room_beside_a_devi
     async with replica(cluster) as one:
         await known(one)
         pod = pod_with(cluster, "vm", 8)
+        await one.until(lambda: one.cache.dra.claims.get(("default", "vm-io")) is not None)
         assert (await one.filter(pod, "a")).names == []
         assert "no room beside a free device" in (await one.filter(pod, "a")).unresolvable[NodeName("a")]
         cluster.put_ledger("a", Ledger())
