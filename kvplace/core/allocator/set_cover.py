@@ -160,7 +160,13 @@ def fewest(amounts: Sequence[int], need: int) -> int:
 
 def threads_beyond(widths: tuple[int, ...]) -> Amounts:
     """For t from 0 on to the widest core: how many units cores have beyond t of them."""
-    return tuple([sum([width - t for width in widths if width > t]) for t in range(max(widths) + 1)])
+    beyond = []
+    units, cores = sum(widths), len(widths)
+    for threads in range(1, max(widths) + 2):
+        beyond.append(units)
+        units -= cores
+        cores -= widths.count(threads)
+    return tuple(beyond)
 
 
 def least_cores(reach: Sequence[int], need: int, widest: int) -> int:
