@@ -33,7 +33,7 @@ from benchmarks._filled_cluster import filled_cluster, longest_stretch
 from benchmarks._plots import Figure, legend_beside, pairs_of_bars, print_plot
 from benchmarks._tables import table
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.cluster.victims import OccupiedMachine, Tenant, by_importance, cost_of
+from kvplace.core.cluster.victims import OccupiedMachine, Tenant, by_importance, eviction_cost
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of
 from kvplace.core.request import PinningOptions, Request, Scope
@@ -176,7 +176,7 @@ async def _ask(
     if not sent:
         return ()
     outcome.asked += 1
-    node = min(sent, key=lambda name: (cost_of(sent[name], 0), name))
+    node = min(sent, key=lambda name: (eviction_cost(sent[name], 0), name))
     outcome.by_count.append(len(sent[node]))
     outcome.useful += scheduler.help(node, sent[node], request)
     args = PreemptionArgs(

@@ -187,10 +187,9 @@ def public_functions(module: ast.Module) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("names_of", "may_be_shared"),
     [
-        # Still shared between modules of core/moves and core/cluster.
-        pytest.param(names_of_types, {"Step", "Trial"}, id="types"),
-        # `command` is the entry of each command of the CLI, `run` that of each process; and still `cost_of`.
-        pytest.param(public_functions, {"main", "command", "run", "cost_of"}, id="functions"),
+        pytest.param(names_of_types, set(), id="types"),
+        # `command` is the entry of each command of the CLI, `run` that of each process.
+        pytest.param(public_functions, {"main", "command", "run"}, id="functions"),
     ],
 )
 def test_a_name_has_one_meaning(

@@ -36,7 +36,7 @@ ClosedNodes: TypeAlias = Mapping[NodeName, Refusal]
 OPEN: ClosedNodes = MappingProxyType({})
 """All nodes are open."""
 
-Step: TypeAlias = Callable[[int], None]
+SearchStep: TypeAlias = Callable[[int], None]
 """Called with the number of assigned VMs whenever a search checks the next one; raises `Stopped` to end
 it."""
 
@@ -188,7 +188,7 @@ class Draft:
     """All nodes, and the node of each planned VM so far."""
 
     def __init__(
-        self, nodes: Sequence[DraftNode], node_of: Mapping[int, int], step: Step | None = None
+        self, nodes: Sequence[DraftNode], node_of: Mapping[int, int], step: SearchStep | None = None
     ) -> None:
         self._step = step
         self.nodes = list(nodes)
@@ -196,7 +196,7 @@ class Draft:
         """The index of the node of each assigned VM, by the number of the VM."""
 
     @classmethod
-    def empty(cls, nodes: Sequence[ClusterNode], step: Step | None = None) -> Draft:
+    def empty(cls, nodes: Sequence[ClusterNode], step: SearchStep | None = None) -> Draft:
         """The cluster before anything is planned."""
         cache = PlacementCache()
         return cls([DraftNode(node, cache, node.running, {}) for node in nodes], {}, step)

@@ -29,7 +29,7 @@ from kvplace.core.cluster.victims import (
     Tenant,
     Victims,
     by_importance,
-    cost_of,
+    eviction_cost,
     violated_by,
 )
 from kvplace.core.occupant import locality_of
@@ -118,8 +118,8 @@ class VictimSearch:
         """A cost that no answer is below, without any placement."""
         certain = self._question.certain
         violated = self._violations(())
-        costs = (cost_of((*certain, *domain.weakest), violated) for domain in self._domains)
-        return min(costs, default=cost_of(certain, violated))
+        costs = (eviction_cost((*certain, *domain.weakest), violated) for domain in self._domains)
+        return min(costs, default=eviction_cost(certain, violated))
 
     def fits_without(self, tenants: frozenset[PodUid] = frozenset()) -> Search[Placement | None]:
         """Place the VM on the resources that are free without certain victims, leaving pods, and these."""

@@ -122,10 +122,10 @@ class Victims:
     @cached_property
     def cost(self) -> Cost:
         """The key of kube-scheduler for comparing nodes; smaller is better."""
-        return cost_of(self.tenants, self.violations)
+        return eviction_cost(self.tenants, self.violations)
 
 
-def cost_of(tenants: tuple[Tenant, ...], violated: int) -> Cost:
+def eviction_cost(tenants: tuple[Tenant, ...], violated: int) -> Cost:
     """Rate victims: budgets violated, highest priority, sum of priorities, number."""
     return (
         violated,

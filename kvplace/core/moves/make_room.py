@@ -21,7 +21,7 @@ from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.moves.step_trials import StepTrials, Trial, cost_of
+from kvplace.core.moves.step_trials import StepTrials, Trial, moved_bytes
 from kvplace.core.moves.targets import ResourceCounts, Step, Target, VmToPlace, moving_vm, new_vm
 from kvplace.core.node_devices import NodeDevices
 from kvplace.core.occupant import Occupant, RunningVms, bytes_moved, locality_of
@@ -261,7 +261,7 @@ class MoveSearch:
 
     def _keep(self, trial: Trial) -> int:
         """Remember a solution if it is the best, and return its cost."""
-        cost = cost_of(self._running, trial.steps, trial.placements)
+        cost = moved_bytes(self._running, trial.steps, trial.placements)
         quality = self._quality(trial.placement)
         if self._best is not None and cost == self._best[0]:
             self._equals += 1

@@ -106,7 +106,7 @@ class StepTrials:
         placements: tuple[Placement, ...],
         below: int | None,
     ) -> Trial | None:
-        if below is not None and cost_of(self._running, steps[: len(placements)], placements) >= below:
+        if below is not None and moved_bytes(self._running, steps[: len(placements)], placements) >= below:
             return None
         if len(placements) == len(steps):
             return self._trial(steps, now, placements)
@@ -156,7 +156,7 @@ class StepTrials:
         return self._answers[key]
 
 
-def cost_of(running: RunningVms, steps: Sequence[Step], placements: Sequence[Placement]) -> int:
+def moved_bytes(running: RunningVms, steps: Sequence[Step], placements: Sequence[Placement]) -> int:
     """Sum up the bytes that go to other NUMA nodes when VMs take these steps."""
     return sum(
         bytes_moved(step.vm.request, running.occupants[step.vm.id].placement, after)

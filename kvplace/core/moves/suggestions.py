@@ -85,11 +85,11 @@ def find_suggestions(
     3. Fewer vCPUs, huge pages or bytes, the smallest share first.
     4. The VM shares its CPUs.
     """
-    trial = _Trial(topology, free, request)
-    found = list(trial.weaker_options())
-    fewer = [*trial.fewer_vcpus(), *trial.fewer_pages(), *trial.less_memory()]
+    weaker = _WeakerRequests(topology, free, request)
+    found = list(weaker.weaker_options())
+    fewer = [*weaker.fewer_vcpus(), *weaker.fewer_pages(), *weaker.less_memory()]
     found += [suggestion for _, suggestion in sorted(fewer, key=lambda pair: pair[0])]
-    found += trial.sharing()
+    found += weaker.sharing()
     if not occupants:
         return Suggestions(tuple(found))
     answer = make_room(
@@ -137,7 +137,7 @@ def _counted(noun: str, ids: Sequence[int]) -> str:
     return f"on {noun}s {', '.join(map(str, ids[:-1]))} and {ids[-1]}"
 
 
-class _Trial:
+class _WeakerRequests:
     """One refused request, and the free resources."""
 
     def __init__(self, topology: Topology, free: Free, request: Request) -> None:

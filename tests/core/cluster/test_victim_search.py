@@ -15,7 +15,7 @@ from kvplace.core.cluster.victims import (
     Question,
     Tenant,
     Victims,
-    cost_of,
+    eviction_cost,
     violated_by,
 )
 from kvplace.core.cpuset import cpus_of
@@ -100,7 +100,7 @@ def best_of_all(question: Question) -> tuple[Cost, tuple[int, ...]] | None:
     for count in range(len(question.tenants) + 1):
         for chosen in combinations(question.tenants, count):
             everybody = (*question.certain, *chosen)
-            cost = cost_of(everybody, violated_by(everybody))
+            cost = eviction_cost(everybody, violated_by(everybody))
             if (best is not None and cost > best[0]) or not fits(question, chosen):
                 continue
             gone = {one.uid for one in everybody}
