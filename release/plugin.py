@@ -60,7 +60,7 @@ main()
 
 
 def write_plugin(target: Path, layers: Sequence[Path], scratch: Path, date: datetime) -> None:
-    """Write the plugin's archive from layers as those of the image of `serve`."""
+    """Write the plugin's archive from layers with the folders of the image of `serve`."""
     folder = scratch / "plugin"
     folder.mkdir()
     for layer in layers:

@@ -54,7 +54,7 @@ _CLIENT = {
     *("requests", "requests-oauthlib", "urllib3", "websocket-client"),
 }
 """The client of Kubernetes and what only it needs, which the images leave out."""
-_LEFT_OUT_OF_CLIENT = (
+LEFT_OUT_OF_CLIENT = (
     *("kubernetes/*/*_test.py", "kubernetes/aio/*/*_test.py", "websocket/tests"),
     *("kubernetes/client/api/[a-z]*.py", "kubernetes/client/models/[a-z]*.py"),
     *("kubernetes/aio/client/api/[a-z]*.py", "kubernetes/aio/client/models/[a-z]*.py"),
@@ -78,10 +78,10 @@ def agent_image(reference: str | None = None) -> Image:
 
 
 def serve_image_with_client() -> Image:
-    """Return the image of `kvplace serve` and the client besides: the files of the kubectl plugin."""
+    """Return the image of `kvplace serve` with the client added: the files of the kubectl plugin."""
     recipe = Containerfile.read(PROJECT / "images" / "serve" / "Containerfile")
     pins = [pin for pin in recipe.pins(PROJECT / "constraints.txt") if pin.name in _CLIENT]
-    client = packages_layer("client", pins, _SITE_PACKAGES, _LEFT_OUT_OF_CLIENT)
+    client = packages_layer("client", pins, _SITE_PACKAGES, LEFT_OUT_OF_CLIENT)
     serve = serve_image()
     return replace(serve, layers=(*serve.layers, client))
 

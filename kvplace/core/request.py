@@ -51,7 +51,7 @@ class Scope(Enum):
     ANY = "any", Level.MACHINE
 
     def __new__(cls, value: str, level: Level, evenly: bool = False) -> Self:
-        """Make a scope of its word in the annotation, its level, and whether it spreads."""
+        """Make a scope of its value in the annotation, its level, and whether it spreads."""
         if evenly and level not in (Level.SOCKET, Level.NUMA):
             raise ValueError(f"{value}: the allocator spreads VMs over sockets and NUMA nodes only")
         scope = object.__new__(cls)

@@ -23,7 +23,14 @@ from packaging.utils import canonicalize_name
 
 from harness.build_fixtures import skipped_if_not_installed
 from harness.node_programs.image import Image, archive
-from harness.node_programs.kvplace_images import LEFT_OUT, PROJECT, agent_image, hook_image, serve_image
+from harness.node_programs.kvplace_images import (
+    LEFT_OUT,
+    LEFT_OUT_OF_CLIENT,
+    PROJECT,
+    agent_image,
+    hook_image,
+    serve_image,
+)
 from kvplace.cli.main import cli
 from tests.node_programs.archives import read_archive
 
@@ -219,6 +226,12 @@ def test_files_that_no_program_loads_are_left_out_by_builder_and_containerfiles(
         assert list((built.root / built.packages).glob(pattern)) == []
     assert re.search(r"^COPY .*images/left-out\.txt", built.containerfile, re.MULTILINE)
     assert "sed '/^#/d' left-out.txt" in built.containerfile
+
+
+def test_what_the_plugin_leaves_out_of_the_client_is_in_the_client() -> None:
+    environment = Path(sysconfig.get_path("platlib"))
+    for pattern in LEFT_OUT_OF_CLIENT:
+        assert next(environment.glob(pattern), None) is not None, f"{pattern} names nothing any more"
 
 
 def imports_of(module: str) -> set[str]:

@@ -287,8 +287,8 @@ def near_enough(best: Standing, strategy: Strategy) -> Standing:
     """Return the limit: standings below it are near enough to the best one, for VMs planned together.
 
     One write of a ledger claims for all of them on one node. `pack` sends them to different nodes: each takes
-    the NUMA node where it leaves the fewest CPUs. If it leaves none, no other node is near enough: else more
-    VMs would be refused later.
+    the NUMA node where it leaves the fewest CPUs. If it leaves none, no other node is near enough, or more
+    VMs are refused later.
     """
     if strategy is not Strategy.PACK or not best.free_beside:
         return best

@@ -7,16 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from kvplace.core.allocator.allocate import place
+from kvplace.core.allocator.allocate import place, try_place
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
 from kvplace.core.cpuset import mask_of
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.placement import Placement
-from kvplace.core.request import PinningOptions, Policy, Request, Scope
+from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import NodeName, NumaId, PodUid
 from kvplace.machines.server_types import read_machine
+from tests.core.allocator.random_cases import random_case
 from tests.core.example_ledgers import with_vm
+from tests.profiles import rounds
 
 MACHINE = read_machine("2x-epyc-7763-nps4")
 """Eight NUMA nodes with 30 CPUs each to give out."""
@@ -143,3 +145,19 @@ def test_pack_puts_two_sharing_vms_to_a_cpu_before_it_takes_cpus_of_another_node
         assert best is not None
         nodes[best.node] = with_vm(MACHINE, nodes[best.node], f"vm-{number}", request)
     assert [len(ledger.claims) for ledger in nodes.values()] == [120, 10]
+
+
+def test_where_no_vm_shares_a_sharing_one_gets_the_cpus_of_an_exclusive_one() -> None:
+    compared = 0
+    for seed in range(rounds(2500, quick=600)):
+        topology, free, request = random_case(seed, 20)
+        free = replace(free, uses=(), pool=free.cpus)
+        options = replace(request.options, emulator_threads=EmulatorThreads.WITH_VCPUS)
+        exclusive, sharing = (
+            try_place(topology, free, replace(request, options=replace(options, policy=policy)))
+            for policy in (Policy.EXCLUSIVE, Policy.SHARE)
+        )
+        if exclusive is not None and sharing is not None:
+            assert exclusive.vcpus == sharing.vcpus, seed
+            compared += 1
+    assert compared > rounds(2500, quick=600) // 4
