@@ -6,7 +6,7 @@ that is taken for ended may be begun a second time beside them. So none of sever
 
 **Turns.** Bind, admission and health never wait for a computation over thousands of nodes. It spends the
 steps of a budget (`core/search_budget.py`), and other work has its turn when the budget is spent. A loop
-awaits `Turns.spend` before each item, and the items may change meanwhile. Where all of an answer must be
+awaits `Turns.spend` for each item, and the items may change meanwhile. Where all of an answer must be
 true at one moment, `Turns.decide` calls a function again in each turn.
 """
 

@@ -124,7 +124,7 @@ def vmi_of(request: str, owners: Iterable[OwnerReference]) -> OwnerReference:
     stated: str | None = None
     if request:
         try:
-            stated = _STATED_VM.decode(request).vmi
+            stated = _VM_OF_REQUEST.decode(request).vmi
         except NOT_JSON:
             return _NO_OWNER
     if stated is None:
@@ -135,7 +135,7 @@ def vmi_of(request: str, owners: Iterable[OwnerReference]) -> OwnerReference:
 
 
 _NO_OWNER = OwnerReference()
-_STATED_VM = msgspec.json.Decoder(_VmOfRequest)
+_VM_OF_REQUEST = msgspec.json.Decoder(_VmOfRequest)
 _NODE_INDEPENDENT = frozenset(
     {"configMap", "downwardAPI", "emptyDir", "hostPath", "image", "name", "nfs", "projected", "secret"}
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import logging
 import ssl
 import sys
 import time
@@ -21,7 +23,10 @@ from kvplace.kube.credentials import CredentialOptions, load_credentials
 
 
 def jwt(*, lasts: float, name: str = "me") -> str:
-    claims = json.dumps({"exp": time.time() + lasts, "name": name}, ensure_ascii=False)
+    return with_claims(json.dumps({"exp": time.time() + lasts, "name": name}, ensure_ascii=False))
+
+
+def with_claims(claims: str) -> str:
     parts = (b'{"alg":"none"}', claims.encode(), b"signature")
     return ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts)
 
@@ -34,7 +39,8 @@ class Issuer:
     """A small OIDC issuer on loopback, what it answers, and what it was sent."""
 
     certificates: Certificates
-    answer: dict[str, Any] = field(default_factory=lambda: {"id_token": VALID})
+    answer: Any = field(default_factory=lambda: {"id_token": VALID})
+    """None: it never answers."""
     status: int = 200
     url: str = ""
     received: list[tuple[str, str | None]] = field(default_factory=list)
@@ -44,6 +50,8 @@ class Issuer:
 
     async def renew(self, request: web.Request) -> web.Response:
         self.received.append((await request.text(), request.headers.get("Authorization")))
+        if self.answer is None:
+            await asyncio.Event().wait()
         return web.json_response(self.answer, status=self.status)
 
 
@@ -143,13 +151,55 @@ class TestRenewal:
         with pytest.raises(Misconfigured, match="its idp-issuer-url must begin with https://"):
             await header(tmp_path, renewing(issuer, **{"idp-issuer-url": url}))
 
-    @pytest.mark.parametrize(("status", "answer"), [(400, {"error": "invalid_grant"}), (200, {}), (200, [])])
+    @pytest.mark.parametrize(
+        ("status", "answer"),
+        [
+            (400, {"error": "invalid_grant"}),
+            (200, {}),
+            (200, []),
+            (200, 5),
+            (200, "abc"),
+            (200, {"id_token": ""}),
+            (200, {"id_token": None}),
+            (200, {"id_token": 5}),
+        ],
+    )
     async def test_an_issuer_that_gives_no_token_is_named(
         self, tmp_path: Path, issuer: Issuer, status: int, answer: Any
     ) -> None:
         issuer.status, issuer.answer = status, answer
         with pytest.raises(Misconfigured, match=f"{issuer.url} does not renew its token: .+; log in again"):
             await header(tmp_path, renewing(issuer))
+
+    async def test_an_issuer_that_does_not_answer_is_named(
+        self, tmp_path: Path, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        issuer.answer = None
+        monkeypatch.setattr("kvplace.kube.oidc._RENEWAL_S", 0.5)
+        said = f"{issuer.url} does not renew its token: no answer within 0.5 s; log in again"
+        with pytest.raises(Misconfigured, match=said):
+            await header(tmp_path, renewing(issuer))
+
+    @pytest.mark.parametrize("authority", ["!!", base64.b64encode(b"x").decode()])
+    async def test_a_wrong_ca_of_the_issuer_is_named_as_such(
+        self, tmp_path: Path, issuer: Issuer, authority: str
+    ) -> None:
+        with pytest.raises(Misconfigured, match=r"the CA of its issuer \(idp-certificate-authority\) cannot"):
+            await header(tmp_path, renewing(issuer, **{"idp-certificate-authority-data": authority}))
+
+    @pytest.mark.parametrize(("refresh_token", "warnings"), [("old", 0), ("new", 1)])
+    async def test_a_refresh_token_that_is_replaced_is_reported(
+        self,
+        tmp_path: Path,
+        issuer: Issuer,
+        caplog: pytest.LogCaptureFixture,
+        refresh_token: str,
+        warnings: int,
+    ) -> None:
+        issuer.answer = {"id_token": VALID, "refresh_token": refresh_token}
+        with caplog.at_level(logging.WARNING, logger="kvplace"):
+            assert await header(tmp_path, renewing(issuer)) == f"Bearer {VALID}"
+        assert caplog.text.count("has replaced the refresh token") == warnings
 
     async def test_an_issuer_that_is_not_there_is_named(self, tmp_path: Path, issuer: Issuer) -> None:
         url = "https://127.0.0.1:1"
@@ -165,7 +215,7 @@ async def test_without_the_client_of_kubernetes_a_token_to_renew_is_refused_in_o
         await header(tmp_path, renewing(issuer))
     assert str(refused.value) == (
         f"context 'here' of kubeconfig {tmp_path / 'config'} cannot be used: its user's OIDC token "
-        "(`auth-provider`) has expired, and only the Python package kubernetes renews it, which is not "
+        "(`auth-provider`) must be renewed, and only the Python package kubernetes does that, which is not "
         "installed here (kvplace's images leave it out): let kubectl renew it, or use a kubeconfig with a "
         "token or a client certificate"
     )
@@ -176,6 +226,7 @@ async def test_without_the_client_of_kubernetes_a_token_to_renew_is_refused_in_o
     [
         ({"name": "gcp"}, "its auth-provider is 'gcp'; it must be oidc"),
         ("oidc", "its auth-provider must be a mapping with name and config"),
+        ({"name": 5, "config": {}}, "its auth-provider must be a mapping with name and config"),
         ({"name": "oidc"}, "its auth-provider must be a mapping with name and config"),
         ({"name": "oidc", "config": "x"}, "its auth-provider must be a mapping with name and config"),
         (oidc(), "needs client-id, idp-issuer-url and refresh-token"),
@@ -185,6 +236,11 @@ async def test_without_the_client_of_kubernetes_a_token_to_renew_is_refused_in_o
         (oidc(**{"id-token": "a.b"}), "its id-token is not a JSON Web Token"),
         (oidc(**{"id-token": "a.b.c"}), "its id-token is not a JSON Web Token"),
         (oidc(**{"id-token": "a.W10.c"}), "its id-token is not a JSON Web Token"),
+        (
+            oidc(**{"id-token": with_claims('{"exp": 1' + 400 * "0" + "}")}),
+            "its id-token is not a JSON Web Token",
+        ),
+        (oidc(**{"id-token": with_claims(100_000 * "[")}), "its id-token is not a JSON Web Token"),
         (oidc(**{"id-token": f"{VALID}\n"}), "its token contains an invalid character"),
     ],
 )

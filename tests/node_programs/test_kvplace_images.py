@@ -228,7 +228,7 @@ def test_files_that_no_program_loads_are_left_out_by_builder_and_containerfiles(
     assert "sed '/^#/d' left-out.txt" in built.containerfile
 
 
-def test_what_the_plugin_leaves_out_of_the_client_is_in_the_client() -> None:
+def test_each_pattern_for_files_of_the_client_names_some() -> None:
     environment = Path(sysconfig.get_path("platlib"))
     for pattern in LEFT_OUT_OF_CLIENT:
         assert next(environment.glob(pattern), None) is not None, f"{pattern} names nothing any more"

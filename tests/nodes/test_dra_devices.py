@@ -154,6 +154,7 @@ def test_a_device_for_several_resource_claims_stays_free() -> None:
     devices = known(slice_of({**GPUS[0], "allowMultipleAllocations": True}))
     devices.claims.apply(Apply(allocated_to("a", "gpu0")))
     assert devices.free_numa_nodes(N1, TWO, "gpu.example.com", None) == {0}
+    assert devices.first_free(N1, TWO, {"gpu.example.com": 1}, None) == {0}
 
 
 def test_slices_of_an_older_generation_of_their_pool_do_not_count() -> None:

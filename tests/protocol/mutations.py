@@ -10,9 +10,9 @@ not bound to when other cores are released (tests/scheduler/test_reserved_room.p
 begins while another one is under way (tests/scheduler/test_why_no_vm_migrates.py).
 
 Stories have no API server, kernel or QEMU. tests/faults and tests/real_node kill processes of kvplace
-beside a real API server or node. tests/scheduler/test_crashes.py, tests/scheduler/test_migration_crashes.py
-and the last test of tests/controller/test_relocation.py let single writes fail, also in quick runs, which
-have few stories.
+beside a real API server or node. tests/scheduler/test_crashes.py, tests/scheduler/test_migration_crashes.py,
+tests/scheduler/test_dra_enforcement.py and the last test of tests/controller/test_relocation.py let single
+writes fail, also in quick runs, which have few stories.
 """
 
 from __future__ import annotations

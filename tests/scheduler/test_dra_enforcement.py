@@ -375,3 +375,19 @@ async def test_without_the_rights_the_answer_names_the_component(cluster: Counti
             "denied patch on resourceclaims/status; enforcement dra needs the component dra-driver-cpu"
         )
         assert cluster.bindings == []
+
+
+@pytest.mark.parametrize("moment", Moment)
+@pytest.mark.parametrize("nth", [1, 2], ids=["cleared", "written"])
+async def test_a_write_of_cores_that_fails_is_completed_by_the_next_try(
+    cluster: Counting, nth: int, moment: Moment
+) -> None:
+    async with replica(cluster) as one:
+        pod = pod_with(cluster, "vm")
+        allocate(cluster, pod)
+        cluster.faults.fail(Operation.WRITE_CLAIM_STATUS, Unavailable("no answer"), nth=nth, moment=moment)
+        assert await one.bind(pod, "a") != ""
+        assert cluster.bindings == []
+        allocate(cluster, pod)
+        assert await one.bind(pod, "a") == ""
+        assert given(cluster, pod) == owned(cluster, pod)
