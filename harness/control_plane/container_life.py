@@ -108,7 +108,12 @@ class ContainerLife:
         """End the running process; `live` decides the next step."""
         if self.running is not None:
             await self.running.stop(grace_s)
-        elif self._hollow_end is not None and not self._hollow_end.done():
+        else:
+            self.complete()
+
+    def complete(self) -> None:
+        """Let a hollow container end with 0; harmless when it is a process or has ended already."""
+        if self.running is None and self._hollow_end is not None and not self._hollow_end.done():
             self._hollow_end.set_result(0)
 
     def end(self, exit_code: int) -> None:

@@ -136,8 +136,7 @@ class HollowPod:
                 await self._until(functools.partial(_has_started, life))
                 continue
             await self._until(functools.partial(_has_begun, life))
-            if life.running is None and life.is_running:
-                life.end(0)
+            life.complete()
             await task
             if life.exit_code != 0:
                 return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
@@ -16,8 +17,10 @@ import pytest
 
 from harness.control_plane.cluster import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ControlPlane, RequestRefused
 from harness.control_plane.container_life import Timing
-from harness.control_plane.containers import SEARCH_PATH, Image, ProcessRunner
+from harness.control_plane.containers import SEARCH_PATH, ContainerRequest, Image, ProcessRunner
 from harness.control_plane.hollow_node import NodeShape, NodesInBackground, nodes_in_background
+from harness.control_plane.hollow_pod import HollowPod, Kubelet
+from harness.control_plane.pod_status import Addresses
 from harness.control_plane.watching import condition, is_ready, wait_for, wait_until_gone
 from tests.kubevirt_documents import POD_FILES
 
@@ -36,6 +39,13 @@ def nodes(control_plane: ControlPlane, node_name: str) -> Iterator[NodesInBackgr
     runner = ProcessRunner({SHELL: Image(("sh", "-c"), environment={"PATH": SEARCH_PATH})})
     with nodes_in_background(control_plane, [NodeShape(node_name)], runner=runner, timing=QUICK) as running:
         yield running
+
+
+class AnsweringClient:
+    """An API server that accepts every write."""
+
+    async def request(self, method: str, path: str, body: Any, content_type: str) -> Any:
+        return {}
 
 
 class Pods:
@@ -276,6 +286,33 @@ def test_a_deleted_pod_is_gone_only_after_its_containers_have_ended(
 
     nodes.do(nodes.nodes.allow_termination(pods.namespace, "going"))
     wait_until_gone(control_plane, pods.path, "going", ended["metadata"]["resourceVersion"])
+
+
+@pytest.mark.parametrize("steps", range(10))
+async def test_a_pod_may_be_deleted_while_a_hollow_init_container_starts(tmp_path: Path, steps: int) -> None:
+    """`steps` moves the deletion over every turn of the event loop around the start of the container."""
+    may_end = asyncio.Event()
+
+    async def start_slowly(request: ContainerRequest) -> None:
+        may_end.set()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+
+    kubelet = Kubelet(AnsweringClient(), tmp_path, start_slowly, QUICK, lambda pod: may_end)  # type: ignore[arg-type]
+    container = {"name": "main", "image": "example.test/plain"}
+    deleted = {
+        "metadata": {
+            "name": "pod",
+            "namespace": "default",
+            "uid": "0",
+            "deletionTimestamp": "2026-01-01T00:00:00Z",
+        },
+        "spec": {"initContainers": [{**container, "name": "first"}], "containers": [container]},
+        "status": {},
+    }
+    pod = HollowPod(kubelet, deleted, Addresses("192.0.2.1", "198.51.100.1"))
+    await pod.run()
+    assert pod.containers.are_over
 
 
 def test_a_process_gets_its_grace_period_and_its_end_is_reported(
