@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from kvplace.core.annotations import may_migrate, read_options
+from kvplace.core.annotations import may_migrate
 from kvplace.core.cluster.draft import ClosedNodes
 from kvplace.core.label_terms import LabelTerms
 from kvplace.core.occupant import ClusterNode
@@ -142,8 +142,6 @@ def _obstacle(vm: VmView, vmi: RunningVmi | None, node: NodeView) -> str:
         return "their VirtualMachineInstances are unknown"
     asking = vm.pod.asking if vmi is None else vmi.asking
     why = obstacle_to_moves(vm, node, asking)
-    if not why and read_options(asking) is None:
-        why = "their annotations were removed"
     has_devices = vm.request is not None and vm.request.request.devices
     return why or ("they have devices of the host" if has_devices else "")
 

@@ -109,7 +109,7 @@ class MovableVms:
             return None
         if obstacle_to_moves(vm, view_of(self._cache, node), asking):
             return None
-        migrates = may_migrate(asking) if read_options(asking) is not None else vm.request.may_migrate
+        migrates = vm.request.may_migrate if asking is None else may_migrate(asking)
         return MovableVm(pod, claim, vm.placement, in_effect.options, migrates)
 
     def is_starting(self, node: NodeName, uid: PodUid) -> bool:
@@ -133,17 +133,20 @@ def _runs(pod: PodRecord) -> bool:
     return not pod.deleting and not pod.has_ended
 
 
-def obstacle_to_moves(vm: VmView, node: NodeView, asking: Mapping[str, str]) -> str:
+def obstacle_to_moves(vm: VmView, node: NodeView, asking: Mapping[str, str] | None) -> str:
     """State why a VM that runs gets no other cores now, as a clause about several VMs; empty if it may.
 
-    `asking` are the annotations with its present request; those of a VM that was not edited may be left out.
+    `asking` are the annotations with its present request; None if the VM was not edited.
     """
     try:
-        wanted = read_options(asking)
-        if not has_agreed(vm, asking):
-            return "their owners have not agreed (kvplace.io/movable)"
+        wanted = None if asking is None else read_options(asking)
+        agrees = has_agreed(vm, asking)
     except BadAnnotation:
         return "their annotations cannot be read"
+    if asking is not None and wanted is None:
+        return "their annotations were removed"
+    if not agrees:
+        return "their owners have not agreed (kvplace.io/movable)"
     if not node.enforces:
         return "no agent sets cpusets on their nodes"
     placed, in_effect = vm.placement, vm.request_in_effect
@@ -156,11 +159,11 @@ def obstacle_to_moves(vm: VmView, node: NodeView, asking: Mapping[str, str]) -> 
     return ""
 
 
-def has_agreed(vm: VmView, asking: Mapping[str, str]) -> bool:
+def has_agreed(vm: VmView, asking: Mapping[str, str] | None) -> bool:
     """Whether the owner of a VM lets it move; raises BadAnnotation."""
-    if read_options(asking) is not None:
-        return is_movable(asking)
-    return vm.request is not None and vm.request.movable
+    if asking is None:
+        return vm.request is not None and vm.request.movable
+    return is_movable(asking)
 
 
 def is_settled(vm: VmView, placed: PodPlacement, node: NodeView) -> bool:

@@ -183,13 +183,13 @@ class NodeCache:
             for other in self.pods_of_vmi(pod.vmi_uid)
         )
 
-    def edited_request(self, pod: PodRecord) -> Mapping[str, str]:
-        """Return the annotations of a plain pod, or of an edited VM; none for a VM that was not edited."""
+    def edited_request(self, pod: PodRecord) -> Mapping[str, str] | None:
+        """Return the annotations of a plain pod, or of an edited VM; None for a VM that was not edited."""
         if not pod.vmi:
             return pod.asking
         vmi = self.edited_vmis.get(pod.vmi_uid)
         # The creator of a pod writes its owner; only one in its own namespace can be true.
-        return vmi.asking if vmi is not None and vmi.namespace == pod.namespace else {}
+        return vmi.asking if vmi is not None and vmi.namespace == pod.namespace else None
 
     def reserved_on(self, uid: PodUid) -> NodeName:
         """Return the node where other VMs make room for a waiting pod; `NO_NODE` where none does."""

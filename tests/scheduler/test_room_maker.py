@@ -143,7 +143,7 @@ async def test_no_vm_moves_that_has_not_opted_in_or_for_a_vm_that_has_not_asked(
 
 @pytest.mark.parametrize(
     "why",
-    ["off", "immovable", "migrates", "not pinned", "edited", "no agent", "is moving"],
+    ["off", "immovable", "migrates", "not pinned", "edited", "cpu-set removed", "no agent", "is moving"],
 )
 async def test_no_move_begins_where_one_must_not(cluster: FaultyCluster, agent: NodeAgent, why: str) -> None:
     off = ExtenderSettings()
@@ -159,6 +159,9 @@ async def test_no_move_begins_where_one_must_not(cluster: FaultyCluster, agent: 
                     agent.report()
                 case "edited":
                     options = {"cpu-set": "any", "kvplace.io/movable": "true"}
+                    cluster.edit_vmi(vm.namespace, vm.vmi, vm.vmi_uid, options)
+                case "cpu-set removed":
+                    options = {"kvplace.io/movable": "true"} if vm is left[0] else {}
                     cluster.edit_vmi(vm.namespace, vm.vmi, vm.vmi_uid, options)
                 case "no agent":
                     cluster.put_topology("n1", TWO)
