@@ -1,6 +1,6 @@
 """The cost of bringing many VMs to their nodes, with kvplace and without, by process.
 
-    python -m benchmarks.cost_per_vm [--nodes 50 1000 5000] [--vms 500] [--rounds 1]
+    python -m benchmarks.cost_per_vm [--nodes 50 1000 5000] [--vms 500] [--rounds 2]
 
 Two clusters take turns. The first has a real kube-apiserver with KubeVirt's own admission and
 virt-controller, and kube-scheduler. The second has in addition kvplace, installed from its manifests (one
@@ -156,7 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--nodes", type=int, nargs="+", default=[50, 1000, 5000], help="sizes of the cluster")
     parser.add_argument("--vms", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=2)
     given = parser.parse_args()
     costs: dict[str, dict[str, float]] = {}
     with running_clusters() as clusters:
