@@ -321,9 +321,7 @@ class Kvplace:
         machine = self._machines[name]
         devices = None if self._claims else self._devices(name)
         topology = machine.topology
-        return NodeSnapshot(
-            NodeMachine(topology, topology.allocatable), _free(machine, self._placed[name], devices)
-        )
+        return NodeSnapshot(NodeMachine(topology), _free(machine, self._placed[name], devices))
 
 
 def _free(machine: Machine, placed: Mapping[str, Placement], devices: NodeDevices | None) -> Free:

@@ -126,7 +126,7 @@ def different(count: int, chance: random.Random, *, full: bool = False) -> Nodes
     machines = [read_machine(name) for name in machine_names()]
     while len(states) < count:
         topology = chance.choice(machines)
-        machine = NodeMachine(topology, topology.allocatable)
+        machine = NodeMachine(topology)
         found = filled(topology, chance)
         for ledger in found[-len(found) // 10 :] if full else found[2:]:
             states[NodeName(f"node-{len(states):05d}")] = NodeSnapshot(machine, machine.free(ledger))
@@ -142,7 +142,7 @@ def alike(count: int, chance: random.Random) -> Nodes:
     """Nodes of one type in one state."""
     topology = read_machine("2x-epyc-7763-nps4")
     ledgers = filled(topology, chance)
-    machine = NodeMachine(topology, topology.allocatable)
+    machine = NodeMachine(topology)
     state = NodeSnapshot(machine, machine.free(ledgers[len(ledgers) // 2]))
     return Nodes({NodeName(f"node-{number:05d}"): state for number in range(count)})
 

@@ -31,7 +31,7 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.planning import Plan, Tally, VmRequest, plan
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger, claim_of
-from kvplace.core.occupant import ClusterNode, Occupant, within
+from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import Bytes, NodeName, PodUid
@@ -103,7 +103,7 @@ def running(machine: Topology, number: int, chance: Random) -> tuple[Occupant, .
         vcpus = chance.choice((2, 4, 6, 8))
         request = Request(vcpus, PinningOptions(Scope.ONE_NUMA), memory=vcpus * 4 * GIB)
         free = free_of(machine, Ledger(), [claim_of(PodUid(vm.id), vm.placement) for vm in found])
-        answer = place(machine, within(free, numa.cpus), request)
+        answer = place(machine, free.within(numa.cpus), request)
         assert isinstance(answer, Placement)
         found.append(Occupant(f"running-{number}-{numa.id}", request, answer))
     return tuple(found)

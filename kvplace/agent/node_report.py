@@ -129,8 +129,8 @@ def describe(machine: ThisMachine, by_hand: TopologyRecord | None) -> Descriptio
 
 def cpu_map_text(machine: ThisMachine, description: Description) -> str | None:
     """Write the CPUs that may be given out, by socket; None when there are none."""
-    cpus = _given_out(machine, description)
-    return write_cpu_map(description.topology, tuple(cpus_of(cpus))) if cpus else None
+    topology = _given_out(machine, description)
+    return write_cpu_map(topology, tuple(cpus_of(topology.allocatable))) if topology.allocatable else None
 
 
 def resource_topology_document(
@@ -141,10 +141,9 @@ def resource_topology_document(
     devices: DeviceReport | None = None,
 ) -> Mapping[str, Any]:
     """Write the NodeResourceTopology; `running` are the node's running pods as (namespace, name)."""
-    free = free_of(description.topology, ledger, only=_given_out(machine, description))
     return resource_topology(
         description.topology,
-        free,
+        free_of(_given_out(machine, description), ledger),
         pod_fingerprint(running),
         machine.kubelet.topology,
         () if devices is None else devices.devices.counts,
@@ -155,18 +154,19 @@ def cpu_usage(
     machine: ThisMachine, description: Description, ledger: Ledger, enforcement: Enforcement, cpu_map: str
 ) -> CpuUsage | None:
     """Count how the CPUs are used, free as the scheduler sees it; None while the `cpu-map` cannot be read."""
-    topology, only = description.topology, _given_out(machine, description)
+    topology = _given_out(machine, description)
     try:
-        only &= union(read_node_cpu_map(cpu_map).values()) if cpu_map else only
+        if cpu_map:
+            topology = topology.giving_out(union(read_node_cpu_map(cpu_map).values()))
     except BadAnnotation:
         return None
-    free = free_of(topology, ledger, only=only, pools_shrink=enforcement is not Enforcement.NONE)
-    return usage_of(topology, only, ledger, free.cpus)
+    free = free_of(topology, ledger, pools_shrink=enforcement is not Enforcement.NONE)
+    return usage_of(topology, ledger, free.cpus)
 
 
-def _given_out(machine: ThisMachine, description: Description) -> CpuMask:
-    """The CPUs that may be given out."""
-    return description.topology.allocatable & machine.topology.cpus & ~machine.kubelet_cpus.held
+def _given_out(machine: ThisMachine, description: Description) -> Topology:
+    """The described machine with the CPUs that may be given out."""
+    return description.topology.giving_out(CpuMask(machine.topology.cpus & ~machine.kubelet_cpus.held))
 
 
 _PREFIX = "pfp0v001"

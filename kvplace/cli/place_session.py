@@ -203,12 +203,12 @@ class PlaceSession:
         if refusal is not None:
             return PlaceDecision(refusal, ())
         no_moves = None
+        topology = self._topology.giving_out(only)
         if self._make_room:
             found = make_room(
-                self._topology,
+                topology,
                 self._occupants(),
                 request,
-                only=only,
                 devices=self._free_devices,
                 max_steps=self._max_steps,
                 watch=watch,
@@ -217,13 +217,13 @@ class PlaceSession:
                 return PlaceDecision(found.placement, found.moves, interrupted=found.interrupted)
             no_moves = found
         interrupted = no_moves is not None and no_moves.interrupted
-        free = free_of(self._topology, self._ledger, self._others, only=only, devices=self._free_devices)
+        free = free_of(topology, self._ledger, self._others, devices=self._free_devices)
         answer = place(self._topology, free, request)
         suggestions = NO_SUGGESTIONS
         if self._explain and isinstance(answer, Refusal):
             # With --make-room the moves were searched already.
             movable = () if self._make_room or not self._kept else self._occupants()
-            suggestions = find_suggestions(self._topology, free, request, movable, only=only)
+            suggestions = find_suggestions(topology, free, request, movable)
         if no_moves is not None:
             suggestions = replace(suggestions, no_moves=no_moves)
         return PlaceDecision(answer, (), interrupted, suggestions)

@@ -126,23 +126,21 @@ def _place_again(
     others = ledger.after(LedgerChange(releases=(pod.uid,)))
     before = step.previous.placement if step.previous is not None and pins_memory else None
     nodes = () if before is None else before.numa_nodes
+    free = machine.free(others)
     if nodes:
-        cpus = union(node.cpus for node in machine.topology.numa_nodes if node.id in nodes)
-        machine = replace(machine, allocatable=machine.allocatable & cpus)
+        free = free.within(union(node.cpus for node in machine.topology.numa_nodes if node.id in nodes))
     if step.claim is not None and request.options.policy is not Policy.NUMA and not step.only_better:
-        present_cpus = replace(machine, allocatable=machine.allocatable & step.claim.cpus)
-        staying = try_place(machine.topology, present_cpus.free(others), request)
+        staying = try_place(machine.topology, free.within(step.claim.cpus), request)
         if staying is not None and (before is None or keeps_memory(request, before, staying)):
             return staying
-    found = place(machine.topology, machine.free(others), request)
+    found = place(machine.topology, free, request)
     named = f"NUMA node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"
     stays = f"devices of the host access its memory, which stays on {named} while it runs" if nodes else ""
     if isinstance(found, Refusal):
         return f"{found.message}; {stays}" if stays else found.message
-    if step.only_better and step.previous is not None:
-        free, present_placement = machine.free(others), step.previous.placement
-        if not is_better(machine.topology, free, present_placement, found):
-            return "there are no better cores for it"
+    present = step.previous.placement if step.previous is not None and step.only_better else None
+    if present is not None and not is_better(machine.topology, free, present, found):
+        return "there are no better cores for it"
     return found if before is None or keeps_memory(request, before, found) else stays
 
 

@@ -14,7 +14,7 @@ the machine's fingerprint, because it changes while VMs run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvplace.core.cpuset import cpus_of, union
 from kvplace.core.json_fields import Fields
@@ -53,6 +53,15 @@ class Free:
         """Free pages by (NUMA node, page size)."""
         return {(node, size): count for node, size, count in self.huge_pages}
 
+    def within(self, cpus: CpuMask) -> Free:
+        """Restrict the free resources to a set of CPUs; memory and devices stay as they are."""
+        return replace(
+            self,
+            cpus=self.cpus & cpus,
+            pool=self.pool & cpus,
+            uses=tuple((cpu, count) for cpu, count in self.uses if cpus >> cpu & 1),
+        )
+
     def can_give(self, claim: Claim) -> bool:
         """Whether all that a claim takes is free."""
         memory, pages = dict(self.memory), self.pages_by_node
@@ -73,16 +82,14 @@ def free_of(
     ledger: Ledger,
     holds: Iterable[Claim] = (),
     *,
-    only: CpuMask | None = None,
     pools_shrink: bool = False,
     devices: NodeDevices | None = None,
 ) -> Free:
     """Compute the free resources of a machine after the ledger's claims and the tentative `holds`.
 
-    A hold of a pod with a claim counts once. `only` restricts the CPUs further, for instance
-    to the node's own `cpu-map`. `pools_shrink`: an agent takes CPUs out of the pools of `numa` VMs when
-    exclusive VMs get them; each pool keeps one core of each of its NUMA nodes. Without an agent exclusive VMs
-    get no CPU of such a pool.
+    A hold of a pod with a claim counts once. `pools_shrink`: an agent takes CPUs out of the pools of `numa`
+    VMs when exclusive VMs get them; each pool keeps one core of each of its NUMA nodes. Without an agent
+    exclusive VMs get no CPU of such a pool.
     """
     owned = ledger.owned | ledger.still_in_use
     named = ledger.named
@@ -105,8 +112,7 @@ def free_of(
         for node, sizes in hold.huge_pages.items():
             for size, number in sizes.items():
                 pages[node, size] = pages.get((node, size), 0) + number
-    allocatable = topology.allocatable if only is None else topology.allocatable & only
-    pool = allocatable & ~owned
+    pool = topology.allocatable & ~owned
     kept = union(_last_cores(topology, cpus & ~owned) if pools_shrink else cpus for cpus in pools)
     return Free(
         cpus=pool & ~named & ~kept,
@@ -178,13 +184,13 @@ class FreeBlocks:
     largest: Mapping[Level, FreeBlock]
 
 
-def free_blocks_of(topology: Topology, allocatable: CpuMask, free: CpuMask) -> FreeBlocks:
+def free_blocks_of(topology: Topology, free: CpuMask) -> FreeBlocks:
     """Count free CPUs, and the largest free block of every level."""
     whole_cores = NO_CPUS  # each by one of its CPUs
     for core in topology.cores:
         if core & free == core:
             whole_cores |= CpuMask(core & -core)
-    count = free.bit_count()
+    allocatable, count = topology.allocatable, free.bit_count()
     return FreeBlocks(
         allocatable.bit_count(),
         count,
@@ -238,9 +244,9 @@ class CpuUsage:
         }
 
 
-def usage_of(topology: Topology, allocatable: CpuMask, ledger: Ledger, free: CpuMask) -> CpuUsage:
+def usage_of(topology: Topology, ledger: Ledger, free: CpuMask) -> CpuUsage:
     """Count the resources of a machine that a ledger uses, and the free ones."""
-    free_blocks = free_blocks_of(topology, allocatable, free)
+    free_blocks = free_blocks_of(topology, free)
     return CpuUsage(
         topology.cpus.bit_count(),
         ledger.owned.bit_count(),

@@ -7,7 +7,7 @@ its space, on one NUMA node for memory bandwidth. The smallest domain that two V
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from itertools import combinations
@@ -59,17 +59,13 @@ class RunningVms:
         self,
         topology: Topology,
         occupants: Iterable[Occupant],
-        only: CpuMask | None,
         devices: NodeDevices | None = None,
         *,
         pools_shrink: bool = False,
     ) -> None:
-        """`only`, `devices` and `pools_shrink` are as in `free_of`."""
+        """`devices` and `pools_shrink` are as in `free_of`."""
         self.topology = topology
         self.occupants = {occupant.id: occupant for occupant in occupants}
-        self.usable = topology.allocatable if only is None else topology.allocatable & only
-        """The CPUs that may be given out at all."""
-        self._only = only
         self._devices = devices
         self._pools_shrink = pools_shrink
         self._claims = {
@@ -88,14 +84,7 @@ class RunningVms:
         holds = [
             claim_of(PodUid(f"{uid}/new"), placed) for uid, placed in elsewhere.items() if placed is not None
         ]
-        return free_of(
-            self.topology,
-            ledger,
-            holds,
-            only=self._only,
-            pools_shrink=self._pools_shrink,
-            devices=self._devices,
-        )
+        return free_of(self.topology, ledger, holds, pools_shrink=self._pools_shrink, devices=self._devices)
 
 
 def devices_beside(devices: NodeDevices | None, vms: Iterable[Occupant]) -> NodeDevices | None:
@@ -103,16 +92,6 @@ def devices_beside(devices: NodeDevices | None, vms: Iterable[Occupant]) -> Node
     for vm in vms:
         devices = devices.without(vm.devices) if devices is not None else None
     return devices
-
-
-def within(free: Free, cpus: CpuMask) -> Free:
-    """Restrict the free resources to a set of CPUs; memory stays as it is."""
-    return replace(
-        free,
-        cpus=free.cpus & cpus,
-        pool=free.pool & cpus,
-        uses=tuple((cpu, count) for cpu, count in free.uses if cpus >> cpu & 1),
-    )
 
 
 def locality_of(topology: Topology, placement: Placement) -> tuple[int, int, int, int]:
@@ -157,22 +136,13 @@ class ClusterNode:
     """Whether an agent can take CPUs out of the pools of `numa` VMs."""
     devices: NodeDevices | None = None
     """Free devices, together with devices of the running VMs; None where nothing is known of them."""
-    only: CpuMask | None = None
-    """The CPUs that the node gives out; None: all that its topology allows."""
 
     @cached_property
     def free(self) -> Free:
         """CPUs, memory and devices that the running VMs leave free."""
         claims = [claim_of(PodUid(vm.id), vm.placement) for vm in self.running]
         devices = devices_beside(self.devices, self.running)
-        return free_of(
-            self.topology,
-            Ledger(),
-            claims,
-            only=self.only,
-            pools_shrink=self.pools_shrink,
-            devices=devices,
-        )
+        return free_of(self.topology, Ledger(), claims, pools_shrink=self.pools_shrink, devices=devices)
 
 
 class Nearness(Enum):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 
 from kvplace.core.cpuset import cpus_of, format_cpu_list, place_of_each
@@ -57,6 +57,11 @@ class Topology:
     """Sibling sets, kept in the order of their lowest CPUs however they were given."""
     reserved: CpuMask = NO_CPUS
     isolated: CpuMask = NO_CPUS
+    withheld: CpuMask = NO_CPUS
+    """Other CPUs that the node does not give out now: not in its `cpu-map`, or held by the kubelet.
+
+    They are not part of the fingerprint, so a VM that runs on them stays.
+    """
 
     def __post_init__(self) -> None:
         """Raise BadTopology, naming the level and the CPUs, when a level is not a partition."""
@@ -93,8 +98,12 @@ class Topology:
 
     @cached_property
     def allocatable(self) -> CpuMask:
-        """The CPUs that may be given out: all but the reserved ones."""
-        return self.cpus & ~self.reserved
+        """The CPUs that may be given out: all but the reserved and the withheld ones."""
+        return CpuMask(self.cpus & ~self.reserved & ~self.withheld)
+
+    def giving_out(self, cpus: CpuMask) -> Topology:
+        """Return the machine that gives out no CPUs but these; equal calls return one object."""
+        return self if not self.allocatable & ~cpus else _giving_out(self, CpuMask(self.allocatable & cpus))
 
     @cached_property
     def plain_memory(self) -> Mapping[NumaId, Bytes]:
@@ -247,6 +256,11 @@ def _check_partition(level: str, sets: tuple[CpuMask, ...], everything: CpuMask)
         if missing:
             raise BadTopology(f"{level} leaves out CPU {format_cpu_list(missing)}, which cores lists")
         raise BadTopology(f"{level} lists CPU {format_cpu_list(foreign)}, which no core has")
+
+
+@lru_cache(maxsize=1024)
+def _giving_out(topology: Topology, cpus: CpuMask) -> Topology:
+    return replace(topology, withheld=CpuMask(topology.cpus & ~topology.reserved & ~cpus))
 
 
 def topology_of_cpu_map(sockets: Mapping[PackageId, CpuMask]) -> Topology:

@@ -132,7 +132,6 @@ def _suggestions(
             free,
             request,
             running,
-            only=machine.allocatable,
             pools_shrink=machine.pools_shrink,
         )
         if suggestions.found:

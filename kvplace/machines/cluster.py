@@ -13,7 +13,7 @@ from kvplace.core.device_locality import predicted_held, too_few_devices
 from kvplace.core.errors import BadBody, BadTopology
 from kvplace.core.node_devices import NodeDevices, TopologyPolicy
 from kvplace.core.node_topology import may_have_devices, numa_list
-from kvplace.core.occupant import ClusterNode, Occupant, within
+from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.placement import Refusal
 from kvplace.core.scalars import NodeName
 from kvplace.documents.cluster import MOST_NODES, ClusterDocument, NodeEntry, RunningVm
@@ -83,7 +83,7 @@ def _running(vms: Sequence[RunningVm], empty: ClusterNode, path: str) -> tuple[O
 
 
 def _placed(vm: RunningVm, node: ClusterNode, path: str) -> Occupant:
-    free = node.free if vm.cpus is None else within(node.free, vm.cpus)
+    free = node.free if vm.cpus is None else node.free.within(vm.cpus)
     requested = vm.request.devices
     placement = too_few_devices(free.devices, requested) or place(node.topology, free, vm.request)
     if isinstance(placement, Refusal):

@@ -108,7 +108,7 @@ class NodeView:
         if isinstance(self.snapshot, Unusable):
             return None
         machine = self.snapshot.machine
-        return free_blocks_of(machine.topology, machine.allocatable, self.snapshot.free.cpus)
+        return free_blocks_of(machine.topology, self.snapshot.free.cpus)
 
     @property
     def enforces(self) -> bool:
@@ -123,7 +123,9 @@ class NodeView:
     @property
     def reserved(self) -> CpuMask:
         """CPUs that are never given out: reserved, held by the kubelet, or not in the node's cpu-map."""
-        return NO_CPUS if isinstance(self.machine, Unusable) else self.cpus & ~self.machine.allocatable
+        return (
+            NO_CPUS if isinstance(self.machine, Unusable) else self.cpus & ~self.machine.topology.allocatable
+        )
 
     @property
     def owned(self) -> CpuMask:

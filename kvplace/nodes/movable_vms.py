@@ -92,8 +92,7 @@ class MovableVms:
             machine.topology,
             tuple(occupants),
             machine.pools_shrink,
-            devices=snapshot.free.devices,
-            only=machine.allocatable,
+            snapshot.free.devices,
         )
 
     def find(self, node: NodeName, uid: PodUid) -> MovableVm | None:

@@ -130,7 +130,8 @@ class NodeCache:
         if self._largest is None:
             machines = (self.machine(node) for node in self.nodes.records)
             self._largest = max(
-                (one.allocatable.bit_count() for one in machines if isinstance(one, NodeMachine)), default=0
+                (one.topology.allocatable.bit_count() for one in machines if isinstance(one, NodeMachine)),
+                default=0,
             )
         return self._largest or None
 
@@ -229,7 +230,6 @@ class NodeCache:
             machine.topology,
             ledger,
             tuple(holds) if machine.others is None else (*holds, machine.others),
-            machine.allocatable,
             machine.pools_shrink,
             self.free_devices(machine, ledger, holds),
             devices_held(machine.devices, ledger, holds, self._request_of),
@@ -411,6 +411,6 @@ class ClusterFreeBlocks:
         if isinstance(snapshot, Unusable):
             return
         machine = snapshot.machine
-        found = free_blocks_of(machine.topology, machine.allocatable, snapshot.free.cpus)
+        found = free_blocks_of(machine.topology, snapshot.free.cpus)
         self._by_node[node] = found
         self.totals.add(found)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
-from kvplace.core.allocator.allocate import place, try_place
+from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.node_choice import Fit
 from kvplace.core.cpu_map import read_node_cpu_map
 from kvplace.core.device_locality import predicted_held
@@ -28,25 +27,14 @@ def answer_of(node: NodeSnapshot, request: Request) -> Fit | Refusal:
     """Return the placement of a VM on a node in this state, or the refusal."""
     machine = node.machine
     answer = place(machine.topology, node.free, request)
-    if not isinstance(answer, Refusal):
-        return Fit.of(machine.topology, node.free, request, answer)
-    # The allocator takes the whole machine for empty; a node may give out less of it.
-    if machine.is_narrowed and not _fits(machine.topology, machine.free(Ledger()), request.without_devices):
-        return replace(answer, never=True)
-    return answer
-
-
-@lru_cache(maxsize=4096)
-def _fits(topology: Topology, free: Free, request: Request) -> bool:
-    return try_place(topology, free, request) is not None
+    return answer if isinstance(answer, Refusal) else Fit.of(machine.topology, node.free, request, answer)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeMachine:
-    """The hardware of a node, and the CPUs of it that kvplace may give out."""
+    """The machine of a node, and what runs there besides VMs."""
 
     topology: Topology
-    allocatable: CpuMask
     pools_shrink: bool = False
     """Whether an agent can take CPUs out of the pools of `numa` VMs."""
     others: Claim | None = None
@@ -57,24 +45,12 @@ class NodeMachine:
     @property
     def key(self) -> tuple[str, CpuMask]:
         """Equal for machines that give out the same CPUs."""
-        return (self.topology.fingerprint, self.allocatable)
-
-    @property
-    def is_narrowed(self) -> bool:
-        """Whether the node gives out fewer CPUs than are allocatable in its topology."""
-        return self.allocatable != self.topology.allocatable
+        return (self.topology.fingerprint, self.topology.allocatable)
 
     def free(self, ledger: Ledger, holds: Iterable[Claim] = (), devices: NodeDevices | None = None) -> Free:
         """Return the free resources after a ledger's claims, the tentative `holds` and the use by others."""
         taken = holds if self.others is None else (*holds, self.others)
-        return free_of(
-            self.topology,
-            ledger,
-            taken,
-            only=self.allocatable,
-            pools_shrink=self.pools_shrink,
-            devices=devices,
-        )
+        return free_of(self.topology, ledger, taken, pools_shrink=self.pools_shrink, devices=devices)
 
     def can_give(self, claim: Claim, ledger: Ledger, holds: Iterable[Claim] = ()) -> bool:
         """Whether a claim fits beside a ledger's claims, the tentative `holds` and the use by others."""
@@ -124,13 +100,12 @@ def machine_of_node(node: NodeRecord | None, described: TopologyRecord | None) -
     topology = described.topology
     if topology is None:
         return Unusable(f"its NodeTopology cannot be read: {described.problem}")
-    allocatable = topology.allocatable & ~described.kubelet_cpus
+    given = topology.allocatable & ~described.kubelet_cpus
     if sockets is not None:
-        allocatable &= _union(sockets)
+        given &= _union(sockets)
+    topology = topology.giving_out(CpuMask(given))
     others = described.in_use.claim() if described.in_use != NOTHING_IN_USE else None
-    return NodeMachine(
-        topology, allocatable, described.enforcement is not Enforcement.NONE, others, described.devices
-    )
+    return NodeMachine(topology, described.enforcement is not Enforcement.NONE, others, described.devices)
 
 
 def with_ledger(machine: NodeMachine | Unusable, record: LedgerRecord | None) -> NodeMachine | Unusable:
@@ -236,7 +211,7 @@ def _of_cpu_map(sockets: dict[PackageId, CpuMask]) -> NodeMachine | Unusable:
         topology = topology_of_cpu_map(sockets)
     except BadTopology as error:
         return Unusable(f"its cpu-map does not describe a machine: {error}")
-    return NodeMachine(topology, topology.allocatable)
+    return NodeMachine(topology)
 
 
 def _union(sockets: dict[PackageId, CpuMask]) -> CpuMask:

@@ -20,9 +20,8 @@ from kvplace.core.occupant import ClusterNode, Occupant, occupant_of_claim
 from kvplace.core.placement import Placement, Reason, Refusal
 from kvplace.core.quantity import counted
 from kvplace.core.request import PinningOptions, Policy, Request
-from kvplace.core.scalars import CpuMask, NodeName, PodUid
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.strict_json import did_you_mean
-from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import PLACED_LABEL
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import PodDemands, RunningVmi, SchedulableNode, obstacle
@@ -228,15 +227,13 @@ def _taken(nodes: tuple[ClusterNode, ...], planned: Iterable[PlannedVm]) -> tupl
 
 def planning_nodes(view: ClusterView) -> tuple[ClusterNode, ...]:
     """Return every node where something can be placed, with the VMs that its ledger names."""
-    narrowed: dict[tuple[str, CpuMask], Topology] = {}
     found = []
     for name, node in view.nodes.items():
         if isinstance(node.snapshot, Unusable):
             continue
         machine = node.snapshot.machine
-        topology = narrowed.setdefault(machine.key, _given_out(machine))
         running, devices = occupants_of(view, node), node.snapshot.free.devices
-        found.append(ClusterNode(NodeName(name), topology, running, machine.pools_shrink, devices))
+        found.append(ClusterNode(NodeName(name), machine.topology, running, machine.pools_shrink, devices))
     return tuple(found)
 
 
@@ -256,13 +253,6 @@ def occupants_of(view: ClusterView, node: NodeView) -> tuple[Occupant, ...]:
     if others is not None:
         running.append(occupant_of_claim(f"{others.pod} of {node.name}", others, topology))
     return tuple(running)
-
-
-def _given_out(machine: NodeMachine) -> Topology:
-    """The topology with the CPUs reserved that the node does not give out."""
-    if not machine.is_narrowed:
-        return machine.topology
-    return replace(machine.topology, reserved=CpuMask(machine.topology.cpus & ~machine.allocatable))
 
 
 def _as_claimed(vm: VmView, claim: Claim) -> tuple[Request, Placement] | None:

@@ -135,7 +135,7 @@ class SimulatedCluster:
 
     def _snapshot_of(self, node: NodeName) -> NodeSnapshot:
         topology = self._nodes[node].topology
-        return NodeSnapshot(NodeMachine(topology, topology.allocatable), self._free[node])
+        return NodeSnapshot(NodeMachine(topology), self._free[node])
 
 
 def _uid(vm: SimulatedVm) -> str:

@@ -96,7 +96,7 @@ async def node_document(cache: NodeCache, agents: Agents, vmis: VmiClient, name:
     if node.problem:
         document["problem"] = node.problem
     elif not isinstance(node.machine, Unusable):
-        document["allocatable"] = node.machine.allocatable.bit_count()
+        document["allocatable"] = node.machine.topology.allocatable.bit_count()
         document["free"] = node.free.bit_count()
     if node.described is not None:
         document["enforcement"] = node.described.enforcement.value

@@ -195,7 +195,7 @@ class NodeRows:
         if node.problem or isinstance(node.machine, Unusable):
             document["problem"] = node.problem
         else:
-            free, allocatable = node.free, node.machine.allocatable
+            free, allocatable = node.free, node.machine.topology.allocatable
             document["allocatable"] = allocatable.bit_count()
             document["free"] = free.bit_count()
             document["numa"] = [

@@ -11,17 +11,19 @@ from typing import Any
 import pytest
 
 from kvplace.agent import publisher
+from kvplace.agent.node_report import cpu_usage, describe
 from kvplace.agent.this_machine import MachineWatch
 from kvplace.core.cpuset import cpus_of, parse_cpu_list
 from kvplace.core.errors import Conflict, Misconfigured, Unavailable
-from kvplace.core.ledger import LedgerChange, claim_of
+from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy
-from kvplace.core.scalars import Bytes, CpuId, NodeName, NumaId, PodUid
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, NodeName, NumaId, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.list_watch import is_newer
-from kvplace.kube.object_records import Condition, PodReport, TopologyStatus
+from kvplace.kube.object_records import Condition, NodeRecord, PodReport, TopologyRecord, TopologyStatus
+from kvplace.nodes.node_machine import NodeMachine, machine_of_node
 from tests.agent.hosts import NODE, Host
 from tests.agent.publishing_agent import PERIOD_S, Agent, publishing
 from tests.kube.example_claims import claim, taking
@@ -424,6 +426,21 @@ async def test_how_many_cpus_are_used_goes_with_the_next_write_of_the_status(
     assert all(
         replace(one, usage=None) != replace(next_one, usage=None) for one, next_one in pairwise(written)
     )
+
+
+@pytest.mark.parametrize("enforcement", list(Enforcement))
+def test_free_cpus_are_counted_as_the_scheduler_counts_them(host: Host, enforcement: Enforcement) -> None:
+    machine = MachineWatch(host.settings()).machine
+    pool = Placement(Policy.NUMA, (), machine.topology.allocatable, NO_CPUS)
+    ledger = Ledger().after(LedgerChange(claims=(claim_of(PodUid("pool"), pool),)))
+    usage = cpu_usage(machine, describe(machine, None), ledger, enforcement, "")
+    node = machine_of_node(
+        NodeRecord(NODE, "1"), TopologyRecord(NODE, machine.topology, enforcement=enforcement)
+    )
+    assert usage is not None
+    assert isinstance(node, NodeMachine)
+    assert usage.free == node.free(ledger).cpus.bit_count()
+    assert (usage.free == 0) is (enforcement is Enforcement.NONE)
 
 
 async def test_how_many_cpus_are_used_is_written_by_itself_after_some_seconds(

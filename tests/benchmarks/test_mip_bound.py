@@ -17,7 +17,7 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.planning import Tally, VmRequest, plan
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Claim, Ledger, claim_of
-from kvplace.core.occupant import ClusterNode, Occupant, within
+from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import Bytes, NodeName, NumaId, PodUid
@@ -50,7 +50,7 @@ def _afters(topology: Topology, free: Free, request: Request) -> frozenset[Free]
     available = free.cpus
     chosen = available
     while chosen:
-        answer = _placed(topology, within(free, chosen), request)
+        answer = _placed(topology, free.within(chosen), request)
         # Among more CPUs than it takes: those of NUMA nodes that give memory alone must be free, too.
         if isinstance(answer, Placement):
             found.add(

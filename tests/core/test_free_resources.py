@@ -57,7 +57,7 @@ def test_free_cpus_are_the_available_ones_less_owned_and_named_ones() -> None:
 
 def test_a_map_of_the_node_narrows_the_free_cpus_and_changes_nothing_else() -> None:
     machine = read_machine("2x-xeon-6338")
-    narrow = free_of(machine, Ledger(), only=CpuMask(0b1111_0000))
+    narrow = free_of(machine, Ledger()).within(CpuMask(0b1111_0000))
     assert narrow.pool == narrow.cpus == 0b1111_0000 & machine.allocatable
     assert narrow.memory == free_of(machine, Ledger()).memory
 
@@ -77,8 +77,8 @@ def test_a_machine_that_does_not_state_how_much_memory_it_has_has_none_to_count(
 @given(topologies(), st.data())
 def test_equal_states_are_equal_and_can_be_remembered(machine: Topology, data: st.DataObject) -> None:
     only = data.draw(subsets(machine.cpus))
-    assert hash(free_of(machine, Ledger(), only=CpuMask(only))) == hash(
-        free_of(machine, Ledger({}, {}), only=CpuMask(only))
+    assert hash(free_of(machine, Ledger()).within(CpuMask(only))) == hash(
+        free_of(machine, Ledger({}, {})).within(CpuMask(only))
     )
 
 
@@ -117,21 +117,21 @@ def test_without_an_agent_they_get_none_of_it() -> None:
 
 
 def test_an_empty_machine_has_the_free_blocks_that_its_free_cpus_can_form() -> None:
-    found = free_blocks_of(TWO, TWO.allocatable, TWO.allocatable)
+    found = free_blocks_of(TWO, TWO.allocatable)
     assert (found.allocatable, found.free) == (16, 16)
     assert found.largest == dict.fromkeys(BLOCK_LEVELS, FreeBlock(cpus=8, cores=4, possible=8))
 
 
 def test_scattered_cpus_make_small_free_blocks_without_whole_cores() -> None:
     free = CpuMask(parse_cpu_list("0,1,4"))
-    found = free_blocks_of(TWO, TWO.allocatable, free)
+    found = free_blocks_of(TWO, free)
     assert found.largest[Level.NUMA] == FreeBlock(cpus=2, cores=0, possible=3)
 
 
 @given(machine=topologies(tangled=None), taken=st.integers(min_value=0))
 def test_every_free_block_is_the_largest_of_its_kind_by_counting(machine: Topology, taken: int) -> None:
     free = machine.allocatable & ~taken
-    found = free_blocks_of(machine, machine.allocatable, free)
+    found = free_blocks_of(machine, free)
     domains = {
         Level.SOCKET: [socket.cpus for socket in machine.sockets],
         Level.NUMA: [node.cpus for node in machine.numa_nodes],

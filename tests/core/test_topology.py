@@ -104,6 +104,22 @@ def test_whatever_matters_for_placing_changes_the_fingerprint(other: Topology) -
     assert other.fingerprint != MACHINE.fingerprint
 
 
+@given(topologies(), st.integers(0, 2**16 - 1), st.integers(0, 2**16 - 1))
+def test_a_machine_that_gives_out_fewer_cpus_is_the_same_machine(
+    machine: Topology, first: int, second: int
+) -> None:
+    less = machine.giving_out(CpuMask(first))
+    assert less.allocatable == machine.allocatable & first
+    assert (less.fingerprint, less.cpus, less.reserved) == (
+        machine.fingerprint,
+        machine.cpus,
+        machine.reserved,
+    )
+    assert (less == machine) is (less.allocatable == machine.allocatable)
+    assert less is machine.giving_out(CpuMask(first))
+    assert less.giving_out(CpuMask(second)) == machine.giving_out(CpuMask(first & second))
+
+
 def test_the_farther_direction_counts_and_an_unknown_distance_is_that_of_a_neighbour() -> None:
     lopsided = replace(
         MACHINE,

@@ -65,7 +65,7 @@ def test_the_outputs_are_those_of_one_server(tmp_path: Path) -> None:
     placement = json.loads(answer)["placement"]
 
     nodes = transcript("$ kubectl get nodetopologies")
-    usage = usage_of(machine, machine.allocatable, Ledger(), machine.allocatable)
+    usage = usage_of(machine, Ledger(), machine.allocatable)
     assert [nodes[head] for head in ("CPUS", "OWNED", "SHARED", "FREE", "LARGEST-NUMA", "PODS")] == [
         str(count) for count in usage.document().values()
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -51,7 +50,7 @@ def asked(
     for vm in running:
         assert vm.claim is not None
         ledger = ledger.after(taking(vm.claim))
-    machine = NodeMachine(topology, topology.allocatable, pools_shrink)
+    machine = NodeMachine(topology, pools_shrink)
     return NodeView(NodeName(name), machine, ledger_record=LedgerRecord(NodeName(name), ledger, "1"))
 
 
@@ -78,7 +77,7 @@ def _ids(cpus: str) -> list[int]:
 def running_vm(name: str, cpus: str, *, uid: str = "", movable: bool = False) -> VmView:
     mask = parse_cpu_list(cpus)
     request, uid = request_with(mask.bit_count()), PodUid(uid or name)
-    machine = replace(NodeMachine(TWO, TWO.allocatable), allocatable=CpuMask(mask))
+    machine = NodeMachine(TWO.giving_out(CpuMask(mask)))
     placement = try_place(TWO, machine.free(Ledger()), request)
     assert isinstance(placement, Placement)
     bound = PodPlacement(uid, NodeName("n"), TWO.fingerprint, OnFailure.WAIT, placement)

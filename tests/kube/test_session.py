@@ -415,7 +415,7 @@ async def test_a_server_that_does_not_speak_tls_is_named_by_its_answer(
     stub = ApiStub()
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
         stub.url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with await open_session(stub.kubeconfig(tmp_path), Limits(attempts=1)) as session:
+        async with await open_session(stub.kubeconfig(tmp_path), Limits(connect_s=60, attempts=1)) as session:
             with pytest.raises(kind, match=said):
                 await session.request(GET)
 

@@ -64,7 +64,7 @@ def expect_fresh_count(cache: NodeCache, free_blocks: ClusterFreeBlocks) -> None
     for node in cache.nodes.records:
         topology = MACHINES[int(node[1:]) % 2]
         free = topology.allocatable & ~mask_of(cache.ledger(node).owners)
-        fresh.append(free_blocks_of(topology, topology.allocatable, free))
+        fresh.append(free_blocks_of(topology, free))
     assert totals.nodes == len(fresh)
     assert totals.free == sum(one.free for one in fresh)
     assert totals.allocatable == sum(one.allocatable for one in fresh)

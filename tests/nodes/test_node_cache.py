@@ -6,9 +6,12 @@ import pytest
 
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.errors import Corrupt
-from kvplace.core.ledger import Claim, Ledger
+from kvplace.core.free_resources import MemoryInUse
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of
+from kvplace.core.node_topology import Enforcement
+from kvplace.core.placement import Placement
 from kvplace.core.request import Policy
-from kvplace.core.scalars import CpuMask, NodeName, PodUid
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask, NodeName, NumaId, PodUid
 from kvplace.kube.object_records import LedgerRecord, NodeRecord, TopologyRecord
 from kvplace.kube.watches import Apply, Delete, Init, InitDone
 from kvplace.nodes.node_cache import NodeCache, running_node_cache
@@ -69,6 +72,24 @@ def test_cpus_of_the_kubelet_the_ledger_and_holds_are_not_free(cache: NodeCache)
     assert free_cpus(cache) == mask_of([1, 2, 3, 4, 5, 6, 7])
 
 
+@pytest.mark.parametrize("enforcement", list(Enforcement))
+def test_preemption_counts_the_same_resources_as_free(cache: NodeCache, enforcement: Enforcement) -> None:
+    in_use = MemoryInUse({NumaId(0): Bytes(1 << 30)})
+    described = TopologyRecord(
+        NodeName("n"), EIGHT, kubelet_cpus=CpuMask(HELD), enforcement=enforcement, in_use=in_use
+    )
+    cache.topologies.apply(Apply(described))
+    pool = claim_of(PodUid("pool"), Placement(Policy.NUMA, (), mask_of([4, 5, 6, 7]), NO_CPUS))
+    see_ledger(cache, LedgerRecord(NodeName("n"), Ledger().after(LedgerChange(claims=(pool,))), "1"))
+    holds = [claim("web", 0b10)]
+    machine, snapshot = cache.machine(NodeName("n")), cache.snapshot(NodeName("n"), holds)
+    assert isinstance(machine, NodeMachine)
+    assert isinstance(snapshot, NodeSnapshot)
+    assert cache.occupied(machine, cache.ledger(NodeName("n")), holds).free_without(()) == snapshot.free
+    shrinks = enforcement is not Enforcement.NONE
+    assert snapshot.free.cpus == mask_of([0, 4, 5, 6] if shrinks else [0])
+
+
 def test_the_largest_node_is_the_one_that_gives_out_most_cpus(cache: NodeCache) -> None:
     cache.nodes.apply(Apply(NodeRecord(NodeName("undescribed"), "uid-2")))
     assert cache.largest_node == 6
@@ -94,9 +115,9 @@ def test_listeners_are_called_for_a_machine_or_ledger_that_changed_and_for_nothi
     assert cache.machine(NodeName("n")) is machine
     assert changed == []
     cache.topologies.apply(Apply(TopologyRecord(NodeName("n"), EIGHT, kubelet_cpus=CpuMask(0b1))))
-    assert cache.machine(NodeName("n")) == NodeMachine(EIGHT, CpuMask(0b11111110))
+    assert cache.machine(NodeName("n")) == NodeMachine(EIGHT.giving_out(CpuMask(0b11111110)))
     cache.nodes.apply(Apply(NodeRecord(NodeName("n"), "uid", cpu_map='{"socket0": ["5"]}')))
-    assert cache.machine(NodeName("n")) == NodeMachine(EIGHT, CpuMask(1 << 5))
+    assert cache.machine(NodeName("n")) == NodeMachine(EIGHT.giving_out(CpuMask(1 << 5)))
     see_ledger(cache, ledger(0b1, "1"))
     assert changed == ["n", "n", "n"]
 

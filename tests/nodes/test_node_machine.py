@@ -40,8 +40,7 @@ def described(cpu_map: str = "", kubelet_cpus: int = 0) -> NodeMachine | Unusabl
 
 def test_a_node_gives_out_the_cpus_that_its_topology_does_not_reserve() -> None:
     machine = described()
-    assert machine == NodeMachine(RESERVING, mask_of(range(1, 8)))
-    assert not machine.is_narrowed
+    assert machine == NodeMachine(RESERVING.giving_out(mask_of(range(1, 8))))
     assert machine.free(Ledger()).cpus == mask_of(range(1, 8))
 
 
@@ -58,8 +57,7 @@ def test_its_cpu_map_and_the_cpus_that_the_kubelet_holds_limit_that(
     cpu_map: str, kubelet_cpus: int, left: list[int]
 ) -> None:
     machine = described(cpu_map, kubelet_cpus)
-    assert machine == NodeMachine(RESERVING, mask_of(left))
-    assert machine.is_narrowed
+    assert machine == NodeMachine(RESERVING.giving_out(mask_of(left)))
     assert machine.free(Ledger()).cpus == machine.free(Ledger()).pool == mask_of(left)
 
 
@@ -88,7 +86,7 @@ def test_a_node_without_a_topology_is_the_machine_of_its_cpu_map() -> None:
         NodeRecord(NodeName("n"), "uid", cpu_map='{"socket0": ["2", "3"], "socket1": ["9"]}'), None
     )
     assert isinstance(machine, NodeMachine)
-    assert machine.allocatable == machine.topology.cpus == mask_of([2, 3, 9])
+    assert machine.topology.allocatable == machine.topology.cpus == mask_of([2, 3, 9])
     assert [package.cpus for package in machine.topology.packages] == [0b1100, 1 << 9]
 
 
@@ -113,7 +111,7 @@ def test_memory_that_others_use_is_not_free() -> None:
     record = TopologyRecord(NodeName("n"), EIGHT, in_use=in_use)
     machine = machine_of_node(NodeRecord(NodeName("n"), "uid"), record)
     assert isinstance(machine, NodeMachine)
-    plain = NodeMachine(EIGHT, EIGHT.allocatable).free(Ledger())
+    plain = NodeMachine(EIGHT).free(Ledger())
     assert machine.free(Ledger()).memory == tuple(
         (node, Bytes(count - GIB if node == 0 else count)) for node, count in plain.memory
     )

@@ -264,7 +264,7 @@ def test_a_plan_finds_the_same_cpus_free_as_the_scheduler(
     (node,) = planning_nodes(view)
     snapshot = view.nodes[NODE].snapshot
     assert isinstance(snapshot, NodeSnapshot)
-    assert (node.free, node.topology.allocatable) == (snapshot.free, snapshot.machine.allocatable)
+    assert (node.free, node.topology) == (snapshot.free, snapshot.machine.topology)
 
 
 def test_running_vms_keep_their_requests_and_are_named_by_namespace_and_name() -> None:

@@ -54,7 +54,7 @@ ALL = CpuMask(0xFF)
 
 def snapshot(topology: Topology, free: CpuMask = ALL) -> NodeSnapshot:
     """Take a snapshot of a machine with these CPUs free."""
-    return NodeSnapshot(NodeMachine(topology, topology.allocatable), Free(free, free))
+    return NodeSnapshot(NodeMachine(topology), Free(free, free))
 
 
 def result(work: Coroutine[Any, Any, T]) -> T:
@@ -149,7 +149,7 @@ def test_the_best_node_is_the_one_that_placing_on_every_node_gives(seed: int, st
 
     def changed(name: NodeName) -> None:
         topology = chance.choice(machines)
-        machine = NodeMachine(topology, topology.allocatable)
+        machine = NodeMachine(topology)
         states[name] = NodeSnapshot(machine, random_free(chance, topology))
 
     names = [NodeName(f"node-{number}") for number in range(24)]
@@ -349,7 +349,7 @@ def test_the_reasons_of_many_nodes_are_those_that_each_gives_alone(seed: int) ->
             given = CpuMask(given & chance.getrandbits(16))
         left = random_free(chance, topology)
         free = replace(left, cpus=CpuMask(left.cpus & given), pool=CpuMask(left.pool & given))
-        nodes[NodeName(f"node-{number}")] = NodeSnapshot(NodeMachine(topology, given), free)
+        nodes[NodeName(f"node-{number}")] = NodeSnapshot(NodeMachine(topology.giving_out(given)), free)
     table = table_of(nodes.__getitem__)
     state = chance.choice(list(nodes.values()))
     for _ in range(20):
@@ -391,7 +391,7 @@ def test_thousands_of_refusals_by_count_are_put_into_words_once_for_each_kind_of
 
 
 def test_only_a_vm_that_a_narrowed_empty_machine_cannot_hold_never_fits() -> None:
-    narrowed = NodeSnapshot(NodeMachine(EIGHT, CpuMask(0x3F)), Free(CpuMask(0x03), CpuMask(0x03)))
+    narrowed = NodeSnapshot(NodeMachine(EIGHT.giving_out(CpuMask(0x3F))), Free(CpuMask(0x03), CpuMask(0x03)))
     table = table_of(lambda node: narrowed)
     for vcpus, never in ((4, False), (6, False), (7, True)):
         answer = result(table.answers([A], Request(vcpus), Turns()))[A]

@@ -113,7 +113,7 @@ class _Regrouping:
         """As the moves so far leave them."""
         self._watch = watch
         self._left = 0
-        self._empty: dict[tuple[str, tuple[object, ...]], Placement | None] = {}
+        self._empty: dict[tuple[Topology, tuple[object, ...]], Placement | None] = {}
         self._moved: set[str] = set()
         self.moves: list[DefragmentingMove] = []
         self.complete = True
@@ -230,9 +230,7 @@ class _Regrouping:
 
     def room(self) -> FreeRoom:
         """Count the free resources."""
-        blocks = [
-            free_blocks_of(node.topology, node.topology.allocatable, node.free.cpus) for node in self._nodes
-        ]
+        blocks = [free_blocks_of(node.topology, node.free.cpus) for node in self._nodes]
         return FreeRoom(
             {domain: max((one.largest[domain].cpus for one in blocks), default=0) for domain in BLOCK_LEVELS},
             {
@@ -245,7 +243,7 @@ class _Regrouping:
     def _is_split(self, topology: Topology, vm: Occupant) -> bool:
         if len(vm.placement.numa_nodes) < 2 or not vm.placement.vcpus:
             return False
-        key = (topology.fingerprint, vm.request.key)
+        key = (topology, vm.request.key)
         if key not in self._empty:
             alone = free_of(topology, Ledger())
             self._empty[key] = try_place(topology, alone, vm.request.without_devices)

@@ -19,7 +19,7 @@ from kvplace.core.allocator.layout import ScopeDomain, layout_of
 from kvplace.core.device_locality import predicted_held, too_few_devices
 from kvplace.core.free_resources import Free
 from kvplace.core.ledger import claim_of
-from kvplace.core.occupant import ClusterNode, Occupant, within
+from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.placement import Placement, Refusal
 from kvplace.core.quantity import plain_bytes
 from kvplace.core.request import NumaMemory, Request
@@ -142,7 +142,7 @@ class DraftNode:
         """Place one more VM on these CPUs of the node."""
         if self.node.name in shape.closed:
             return None
-        return self._cache.place(self.node.topology, within(self.free, cpus), shape)
+        return self._cache.place(self.node.topology, self.free.within(cpus), shape)
 
     def headrooms(self, shape: Shape) -> tuple[Headroom, ...]:
         """Count the free units in every scope domain of a VM."""

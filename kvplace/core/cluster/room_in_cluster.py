@@ -145,7 +145,6 @@ def find_room(nodes: Sequence[ClusterNode], request: Request) -> RoomOnNode | No
             node.topology,
             node.running,
             request,
-            only=node.only,
             devices=node.devices,
             pools_shrink=node.pools_shrink,
             most_moves=MAX_MOVES if best is None else len(best.plan.moves),

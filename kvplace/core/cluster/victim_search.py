@@ -280,14 +280,11 @@ class VictimSearch:
         topology, request = question.machine.topology, question.request
         now = question.machine.free_without(question.leaving | self._certain)
         free = now.cpus if request.owns_cpus else now.pool
-        usable = topology.allocatable
-        if question.machine.only is not None:
-            usable &= question.machine.only
         needed = _least_cpus(question)
         claims = question.machine.ledger.claims
         has_needs = any(question.needed.values())
         for cpus in (domain.cpus for domain in layout_of(topology).domains[request.options.scope.within]):
-            inside = cpus & usable
+            inside = cpus & topology.allocatable
             nodes = frozenset(topology.nodes_of(cpus))
             missing = needed - (free & inside).bit_count()
             members: list[tuple[Tenant, int]] = []

@@ -19,7 +19,7 @@ from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.node_devices import HeldDevices, NodeDevices
 from kvplace.core.placement import Placement
 from kvplace.core.request import Request
-from kvplace.core.scalars import CpuMask, PodUid
+from kvplace.core.scalars import PodUid
 from kvplace.core.topology import Topology
 
 
@@ -57,8 +57,6 @@ class OccupiedMachine:
     topology: Topology
     ledger: Ledger
     holds: tuple[Claim, ...] = ()
-    only: CpuMask | None = None
-    """The CPUs that the node gives out; None: all that its topology allows."""
     pools_shrink: bool = False
     devices: NodeDevices | None = None
     """Its free devices."""
@@ -75,14 +73,7 @@ class OccupiedMachine:
             {cpu: owner for cpu, owner in self.ledger.owners.items() if owner not in left},
             {uid: claim for uid, claim in self.ledger.claims.items() if uid not in left},
         )
-        return free_of(
-            self.topology,
-            ledger,
-            self.holds,
-            only=self.only,
-            pools_shrink=self.pools_shrink,
-            devices=devices,
-        )
+        return free_of(self.topology, ledger, self.holds, pools_shrink=self.pools_shrink, devices=devices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,6 @@ def make_room(
     occupants: Sequence[Occupant],
     request: Request,
     *,
-    only: CpuMask | None = None,
     devices: NodeDevices | None = None,
     pools_shrink: bool = False,
     most_moves: int = MAX_MOVES,
@@ -93,16 +92,16 @@ def make_room(
 
     The plan has no moves when it fits well already. VMs with policy `immovable` stay, and VMs
     with devices of the host stay on their NUMA nodes. Every VM that moves keeps its own scope and options,
-    and never gets a worse locality than it has. `only` and `pools_shrink` are as in `free_of`,
-    and `devices` are the free ones.
+    and never gets a worse locality than it has. `pools_shrink` is as in `free_of`, and `devices`
+    are the free ones.
 
     For each number of moves the search takes at most `max_steps` steps (see `search_budget`). `watch` is
     called repeatedly and may end the search earlier. The answer is then the best sequence so far.
     """
-    empty = try_place(topology, free_of(topology, Ledger(), only=only, devices=devices), request)
+    empty = try_place(topology, free_of(topology, Ledger(), devices=devices), request)
     if empty is None:
         return NoMoves("the VM does not fit on the empty machine", exact=True)
-    running = RunningVms(topology, occupants, only, devices, pools_shrink=pools_shrink)
+    running = RunningVms(topology, occupants, devices, pools_shrink=pools_shrink)
     now = try_place(topology, running.free({}), request)
     if now is not None and len(now.numa_nodes) <= len(empty.numa_nodes):
         return MovePlan(now, ())
@@ -284,7 +283,7 @@ class MoveSearch:
         """Sort the movable VMs into kinds: every VM of a kind frees equally much."""
         kinds: dict[str, object] = {}
         holders: dict[int, set[str]] = {}
-        usable = self._running.usable
+        usable = self._running.topology.allocatable
         for uid, one in self._running.occupants.items():
             for cpu in cpus_of(one.placement.cpus | one.placement.owned):
                 holders.setdefault(self._topology.core_of[cpu], set()).add(uid)

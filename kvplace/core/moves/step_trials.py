@@ -19,7 +19,7 @@ from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cpuset import cpus_of, lowest, mask_of
 from kvplace.core.free_resources import Free
 from kvplace.core.moves.targets import Step, Target, VmToPlace
-from kvplace.core.occupant import RunningVms, bytes_moved, keeps_memory, locality_of, within
+from kvplace.core.occupant import RunningVms, bytes_moved, keeps_memory, locality_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy, Request, Smt
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask
@@ -55,7 +55,7 @@ class StepTrials:
         The first try keeps the future CPUs of the new VM free of the others; the second does not.
         """
         all_gone = self._running.free({step.vm.id: None for step in steps})
-        kept = self._place(within(all_gone, target.cpus), self._request)
+        kept = self._place(all_gone.within(target.cpus), self._request)
         if kept is None:
             return None
         for aside in (kept.cpus | kept.owned, 0):
@@ -88,7 +88,7 @@ class StepTrials:
             spare = aside if self._request.owns_cpus else 0
             choices = (cpus & ~free.cpus & ~spare, cpus & ~spare)  # with other sharing VMs first
         for choice in choices:
-            if (found := self._place_mover(step.vm, within(free, choice))) is not None:
+            if (found := self._place_mover(step.vm, free.within(choice))) is not None:
                 return found
         return None
 
@@ -117,7 +117,7 @@ class StepTrials:
         for cpus in cpu_choices(self._topology, step.vm, free, step.target.cpus, later):
             if self._budget.exceeded():
                 return None
-            found = self._place_mover(step.vm, within(free, cpus))
+            found = self._place_mover(step.vm, free.within(cpus))
             if found is None or (step.vm.owns and found.owned != cpus):
                 continue
             trial = self._every(steps, {**now, uid: found}, (*placements, found), below)

@@ -30,7 +30,7 @@ from kvplace.core.request import (
     Request,
     Smt,
 )
-from kvplace.core.scalars import Bytes, CpuMask
+from kvplace.core.scalars import Bytes
 from kvplace.core.strict_json import Json
 from kvplace.core.topology import Topology
 
@@ -75,12 +75,11 @@ def find_suggestions(
     request: Request,
     occupants: Sequence[Occupant] = (),
     *,
-    only: CpuMask | None = None,
     pools_shrink: bool = False,
 ) -> Suggestions:
     """Find the changes that make a refused VM fit.
 
-    1. Other VMs move (`occupants` are all that run there, `only` and `pools_shrink` are as for `make_room`).
+    1. Other VMs move (`occupants` are all that run there, `pools_shrink` is as for `make_room`).
     2. A weaker option: cpu-set, smt, emulator-threads, numa-memory.
     3. Fewer vCPUs, huge pages or bytes, the smallest share first.
     4. The VM shares its CPUs.
@@ -93,13 +92,7 @@ def find_suggestions(
     if not occupants:
         return Suggestions(tuple(found))
     answer = make_room(
-        topology,
-        occupants,
-        request,
-        only=only,
-        devices=free.devices,
-        pools_shrink=pools_shrink,
-        most_moves=1,
+        topology, occupants, request, devices=free.devices, pools_shrink=pools_shrink, most_moves=1
     )
     if isinstance(answer, NoMoves):
         return Suggestions(tuple(found), answer)

@@ -214,7 +214,9 @@ class ResourceCounts:
             for uid, one in running.occupants.items()
             if one.placement.policy in (Policy.SHARE, Policy.IMMOVABLE)
         }
-        self._owned = {uid: one.placement.owned & running.usable for uid, one in movable.items()}
+        self._owned = {
+            uid: one.placement.owned & running.topology.allocatable for uid, one in movable.items()
+        }
         self._memory = dict(free.memory)
         self._pages = {(node, size): count for node, size, count in free.huge_pages}
         claims = {uid: claim_of(PodUid(uid), one.placement) for uid, one in movable.items()}

@@ -19,7 +19,7 @@ from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster import defragmentation
 from kvplace.core.cpuset import mask_of, parse_cpu_list
 from kvplace.core.node_topology import Enforcement, topology_document
-from kvplace.core.occupant import ClusterNode, Occupant, within
+from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import CpuMask, NodeName
@@ -48,7 +48,7 @@ def split(cluster: SmallCluster) -> Iterator[tuple[str, str]]:
     request = Request(4, PinningOptions(Scope.ANY).of_plain_pod())
     empty = ClusterNode(NodeName(node), TWO)
     few = CpuMask(sum(mask_of([min_cpu, min_cpu + 8]) for min_cpu in (0, 4)))
-    left = try_place(TWO, within(empty.free, CpuMask(TWO.cpus & ~few)), Request(12, request.options))
+    left = try_place(TWO, empty.free.within(CpuMask(TWO.cpus & ~few)), Request(12, request.options))
     assert left is not None
     crowded = replace(empty, running=(Occupant("gone", Request(12), left),))
     run_vm(cluster, cluster.namespace, name, crowded, request, vmi=False, pinned=True)

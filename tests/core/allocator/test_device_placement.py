@@ -108,8 +108,8 @@ def asked(
 
 
 def answer_on(found: NodeDevices | None, request: Request, only: str | None = None) -> Placement | Refusal:
-    cpus = None if only is None else parse_cpu_list(only)
-    return place(TWO_NODES, free_of(TWO_NODES, Ledger(), only=cpus, devices=found), request)
+    cpus = TWO_NODES.cpus if only is None else parse_cpu_list(only)
+    return place(TWO_NODES, free_of(TWO_NODES, Ledger(), devices=found).within(cpus), request)
 
 
 def nodes_of(answer: Placement | Refusal) -> tuple[int, ...]:
@@ -216,7 +216,7 @@ def test_a_socket_may_have_its_cores_on_another_numa_node_than_its_device() -> N
         cores=[str(cpu) for cpu in range(16)],
         distances=slit([10, 12, 21, 21], [12, 10, 21, 21], [21, 21, 10, 12], [21, 21, 12, 10]),
     )
-    free = free_of(on, Ledger(), only=parse_cpu_list("0-11,12"), devices=devices((VF, 3, 1, 1)))
+    free = free_of(on, Ledger(), devices=devices((VF, 3, 1, 1))).within(parse_cpu_list("0-11,12"))
     assert nodes_of(place(on, free, asked(DeviceNuma.SOCKET, {VF: 1}))) == (2,)
     assert message_of(place(on, free, asked(DeviceNuma.REQUIRED, {VF: 1}))) == (
         "no 4 free CPUs on NUMA node 3, the only one with a free intel.com/vf; best 1"

@@ -49,7 +49,7 @@ def test_the_nearest_reserved_cpus_of_the_socket_serve_else_the_vms_own(
     on: Topology, reserved: str, free: str, emulator: str, policy: Policy
 ) -> None:
     reserving = replace(on, reserved=parse_cpu_list(reserved))
-    available = free_of(reserving, Ledger(), only=parse_cpu_list(free))
+    available = free_of(reserving, Ledger()).within(parse_cpu_list(free))
     request = Request(4, PinningOptions(scope=Scope.ONE_SOCKET, policy=policy), io_threads=2)
     found = place(reserving, available, request)
     assert isinstance(found, Placement)
@@ -66,7 +66,7 @@ def test_a_plain_pod_has_no_cpus_but_those_that_it_requests(
     """The cpuset of its containers is the cpuset of its placement, and all its threads may run there."""
     reserving = replace(TWO_SOCKETS, reserved=parse_cpu_list("0-1"))
     options = PinningOptions(Scope.ONE_SOCKET, policy, emulator_threads=emulator_threads).of_plain_pod()
-    found = place(reserving, free_of(reserving, Ledger(), only=parse_cpu_list("2-7")), Request(4, options))
+    found = place(reserving, free_of(reserving, Ledger()).within(parse_cpu_list("2-7")), Request(4, options))
     assert isinstance(found, Placement)
     assert found.cpus.bit_count() == 4
     assert found.emulator_cpus & ~found.cpus == 0

@@ -79,7 +79,7 @@ def test_equal_shares_of_numa_nodes_behind_common_l3_groups_use_as_few_of_these_
         cores=[str(cpu) for cpu in range(12)],
         memory=[0, 2, 2, 2, 2, 0],
     )
-    free = free_of(on, Ledger(), only=parse_cpu_list("0,2-5,7-11"))
+    free = free_of(on, Ledger()).within(parse_cpu_list("0,2-5,7-11"))
     request = Request(4, PinningOptions(scope=Scope.SPREAD_NUMA), memory=8 * GIB)
     found = placed((on, free, request))
     assert found.numa_nodes == (1, 2, 3, 4)

@@ -20,7 +20,7 @@ BIG = parse_cpu_list("0-15")
 
 
 def placed(vcpus: int, only: str = "0-27", options: PinningOptions | None = None) -> Placement:
-    free = free_of(HYBRID, Ledger(), only=parse_cpu_list(only))
+    free = free_of(HYBRID, Ledger()).within(parse_cpu_list(only))
     answer = place(HYBRID, free, Request(vcpus, options or PinningOptions()))
     assert isinstance(answer, Placement), answer
     return answer

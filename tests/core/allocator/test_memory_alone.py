@@ -52,7 +52,8 @@ def placed(on: Topology, free: Free, request: Request) -> Placement:
 
 
 def everything(on: Topology, only: str | None = None) -> Free:
-    return free_of(on, Ledger(), only=None if only is None else parse_cpu_list(only))
+    free = free_of(on, Ledger())
+    return free if only is None else free.within(parse_cpu_list(only))
 
 
 def test_no_vcpu_goes_to_the_other_socket_because_its_memory_is_needed() -> None:

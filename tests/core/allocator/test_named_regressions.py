@@ -46,7 +46,7 @@ def placed(on: Topology, free: Free, request: Request) -> Placement:
 
 def only(on: Topology, cpus: str) -> Free:
     """The empty machine with no more than these CPUs free."""
-    return free_of(on, Ledger(), only=parse_cpu_list(cpus))
+    return free_of(on, Ledger()).within(parse_cpu_list(cpus))
 
 
 # Nova
@@ -166,7 +166,7 @@ def test_nova_memory_of_vms_that_own_no_cpus_counts_on_their_node_too() -> None:
     ledger = with_vm(THREE_CELLS, Ledger(), "shares", shares)
     pinned = Request(2, PinningOptions(scope=Scope.ONE_NUMA), memory=3 * GIB)
     assert placed(THREE_CELLS, free_of(THREE_CELLS, ledger), pinned).numa_nodes == (1,)
-    only_there = free_of(THREE_CELLS, ledger, only=parse_cpu_list("0-7"))
+    only_there = free_of(THREE_CELLS, ledger).within(parse_cpu_list("0-7"))
     assert isinstance(place(THREE_CELLS, only_there, pinned), Refusal)
 
 

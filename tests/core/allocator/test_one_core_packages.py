@@ -37,7 +37,7 @@ TWO_SOCKETS = machine(packages=["0-7", "8-15"], nodes=["0-7", "8-15"], l3=CORES,
 
 
 def placed(on: Topology, vcpus: int, scope: Scope, only: str | None = None) -> Placement:
-    free = free_of(on, Ledger(), only=None if only is None else parse_cpu_list(only))
+    free = free_of(on, Ledger()).within(on.cpus if only is None else parse_cpu_list(only))
     answer = place(on, free, Request(vcpus, PinningOptions(scope=scope)))
     assert isinstance(answer, Placement), answer
     return answer
@@ -74,7 +74,7 @@ def test_a_refusal_names_numa_nodes() -> None:
 
 
 def test_the_largest_free_block_of_a_socket_is_that_of_a_numa_node() -> None:
-    free_blocks = free_blocks_of(EACH_A_SOCKET, EACH_A_SOCKET.cpus, parse_cpu_list("0-3,6-15"))
+    free_blocks = free_blocks_of(EACH_A_SOCKET, parse_cpu_list("0-3,6-15"))
     assert free_blocks.largest[Level.SOCKET].cpus == 8
 
 

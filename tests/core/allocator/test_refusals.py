@@ -200,11 +200,11 @@ def test_cpus_that_only_seem_free_are_counted_as_those_of_vms_that_share(vms: in
     for number in range(vms):
         ledger = with_vm(MACHINE, ledger, f"shares-{number}", Request(1, PinningOptions(policy=Policy.SHARE)))
     asked = Request(8, PinningOptions(scope=Scope.ONE_NUMA))
-    answer = place(MACHINE, free_of(MACHINE, ledger, only=parse_cpu_list("0-3,16-18")), asked)
+    answer = place(MACHINE, free_of(MACHINE, ledger).within(parse_cpu_list("0-3,16-18")), asked)
     assert isinstance(answer, Refusal)
     assert answer.message.startswith(f"no NUMA node with 8 free CPUs, best {7 - vms} on numa 0{more}")
     sharing = Request(8, PinningOptions(scope=Scope.ONE_NUMA, policy=Policy.SHARE))
-    there = place(MACHINE, free_of(MACHINE, ledger, only=parse_cpu_list("0-3,16-18")), sharing)
+    there = place(MACHINE, free_of(MACHINE, ledger).within(parse_cpu_list("0-3,16-18")), sharing)
     assert isinstance(there, Refusal)
     assert there.message == "no NUMA node with 8 CPUs of the shared pool, best 7 on numa 0"
 

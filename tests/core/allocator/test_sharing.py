@@ -63,7 +63,7 @@ def test_a_pool_counts_the_vcpus_of_vms_that_name_its_cpus() -> None:
     ledger, nodes = desktops(5)
     assert nodes == [0] * 5
     naming = Request(8, PinningOptions(scope=Scope.ONE_NUMA, policy=Policy.SHARE))
-    on_the_pool = free_of(MACHINE, ledger, only=MACHINE.node_by_id[NumaId(0)].cpus)
+    on_the_pool = free_of(MACHINE, ledger).within(MACHINE.node_by_id[NumaId(0)].cpus)
     claim = ledger.claims[PodUid("uid-desktop-0")]
     named = place(MACHINE, on_the_pool, naming)
     assert isinstance(named, Placement)

@@ -19,7 +19,7 @@ from kvplace.core.cluster.defragmentation import (
 )
 from kvplace.core.cluster.draft import OPEN, ClosedNodes
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.occupant import ClusterNode, Occupant, within
+from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.placement import Reason, Refusal
 from kvplace.core.request import Level, PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import CpuMask, NodeName, NumaId, ResourceName
@@ -30,7 +30,7 @@ from tests.profiles import rounds
 def _vm(node: ClusterNode, name: str, cpus: Sequence[int]) -> ClusterNode:
     """Add a VM on exactly these CPUs."""
     request = Request(len(cpus), PinningOptions(Scope.ANY))
-    placement = try_place(node.topology, within(node.free, CpuMask(mask_of(cpus))), request)
+    placement = try_place(node.topology, node.free.within(CpuMask(mask_of(cpus))), request)
     assert placement is not None
     return replace(node, running=(*node.running, Occupant(name, request, placement)))
 
@@ -177,6 +177,15 @@ def test_a_vm_that_no_machine_holds_together_stays_split_and_counts_as_not_split
     found = defragment([node], ["large"], {})
     assert found.before.split == 0
     assert found.moves == ()
+
+
+def test_a_vm_counts_as_split_only_where_the_cpus_that_its_node_gives_out_hold_it_together() -> None:
+    whole, narrow = nodes_of(machine(4, 4), machine(4, 4))
+    narrow = replace(narrow, topology=narrow.topology.giving_out(CpuMask(0b0111_0111)))
+    nodes = [_vm(node, f"vm-{node.name}", (0, 1, 4, 5)) for node in (whole, narrow)]
+    assert {node.topology.fingerprint for node in nodes} == {whole.topology.fingerprint}
+    for order in (nodes, nodes[::-1]):
+        assert defragment(order, (), {}).before.split == 1
 
 
 def test_the_search_ends_at_its_bound_and_reports_that() -> None:

@@ -290,7 +290,7 @@ def test_a_node_with_a_local_device_is_preferred_to_a_fuller_one_without() -> No
     def offer(name: str, node: int | None, only: str) -> Candidate:
         counts = () if node is None else (DeviceCount(devices, NumaId(node), 1, 1),)
         known = None if node is None else NodeDevices.of(counts, TopologyPolicy())
-        free = free_of(TWO_SOCKETS, Ledger(), only=parse_cpu_list(only), devices=known)
+        free = free_of(TWO_SOCKETS, Ledger(), devices=known).within(parse_cpu_list(only))
         found = place(TWO_SOCKETS, free, request)
         assert isinstance(found, Placement)
         return Candidate(NodeName(name), Fit.of(TWO_SOCKETS, free, request, found))

@@ -18,7 +18,7 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.moves.make_room import make_room
-from kvplace.core.occupant import ClusterNode, Occupant, RunningVms, within
+from kvplace.core.occupant import ClusterNode, Occupant, RunningVms
 from kvplace.core.placement import Placement, Reason, Refusal
 from kvplace.core.request import PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
@@ -162,10 +162,10 @@ def occupied(
     chance = Random(draw(st.integers(0, 1 << 32)))
     occupants: list[Occupant] = []
     for number, request in enumerate(draw(st.lists(requests, min_size=least, max_size=most))):
-        free = RunningVms(topology, occupants, None).free({})
+        free = RunningVms(topology, occupants).free({})
         cpus = list(cpus_of(free.pool))
         some = mask_of(chance.sample(cpus, chance.randint(0, len(cpus))))
-        for choice in (within(free, some), free):
+        for choice in (free.within(some), free):
             found = place(topology, choice, request)
             if isinstance(found, Placement):
                 occupants.append(Occupant(f"vm-{number}", request, found))
@@ -235,7 +235,7 @@ def strewn(numa_nodes: int = 2) -> ClusterNode:
     request = Request(2, PinningOptions(scope=Scope.ONE_NUMA))
     running = []
     for number in range(numa_nodes):
-        found = place(topology, within(free_of(topology, Ledger()), CpuMask(0b11 << 4 * number)), request)
+        found = place(topology, free_of(topology, Ledger()).within(CpuMask(0b11 << 4 * number)), request)
         assert isinstance(found, Placement)
         running.append(Occupant(f"running-{number}", request, found))
     return ClusterNode(NodeName("node"), topology, tuple(running))
@@ -264,9 +264,7 @@ def test_moves_are_made_on_the_node_that_needs_the_fewest() -> None:
     request = Request(2, PinningOptions(scope=Scope.ONE_NUMA))
 
     def running(name: str, *sets: int) -> ClusterNode:
-        found = [
-            place(topology, within(free_of(topology, Ledger()), CpuMask(cpus)), request) for cpus in sets
-        ]
+        found = [place(topology, free_of(topology, Ledger()).within(CpuMask(cpus)), request) for cpus in sets]
         placements = [one for one in found if isinstance(one, Placement)]
         vms = (Occupant(f"{name}/{number}", request, one) for number, one in enumerate(placements))
         return ClusterNode(NodeName(name), topology, tuple(vms))

@@ -45,14 +45,14 @@ def test_only_vms_that_may_move_do_and_the_vm_fits_afterwards() -> None:
         if room is None:
             continue
         found += 1
-        running = RunningVms(case.topology, case.occupants, None)
+        running = RunningVms(case.topology, case.occupants)
         for move in room.plan.moves:
             assert running.occupants[move.id].movable
             others = [one for one in running.occupants.values() if one.id != move.id]
-            free = RunningVms(case.topology, others, None).free({})
+            free = RunningVms(case.topology, others).free({})
             assert free.can_give(claim_of(PodUid(move.id), move.after))
             moved = Occupant(move.id, running.occupants[move.id].request, move.after)
-            running = RunningVms(case.topology, [*others, replace(moved, movable=True)], None)
+            running = RunningVms(case.topology, [*others, replace(moved, movable=True)])
         assert try_place(case.topology, running.free({}), case.request) is not None
     assert found > rounds(20, quick=2)
 

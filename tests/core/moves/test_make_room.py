@@ -24,7 +24,6 @@ from kvplace.core.occupant import (
     RunningVms,
     locality_of,
     occupant_of_claim,
-    within,
 )
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
@@ -56,7 +55,7 @@ def _runs(topology: Topology, uid: str, cpus: str, **wish: Any) -> Occupant:
     mask = parse_cpu_list(cpus)
     request = request_with(**{"vcpus": mask.bit_count(), "scope": Scope.ONE_NUMA, **wish})
     free = free_of(topology, Ledger())
-    found = place(topology, within(free, mask), request)
+    found = place(topology, free.within(mask), request)
     assert isinstance(found, Placement)
     return Occupant(uid, request, found)
 
@@ -118,7 +117,7 @@ def test_a_vm_goes_to_cpus_of_a_pool_that_an_agent_can_shrink(kind: str) -> None
 def test_a_move_is_suggested_with_cpus_of_a_pool_only_where_an_agent_can_shrink_it(*, shrinks: bool) -> None:
     machine = _machine(2, 8)
     occupants = _beside_a_pool(machine)
-    free = RunningVms(machine, occupants, None, pools_shrink=shrinks).free({})
+    free = RunningVms(machine, occupants, pools_shrink=shrinks).free({})
     found = find_suggestions(machine, free, WIDE, occupants, pools_shrink=shrinks).found
     suggested = [(move.id, one.placement.owned) for one in found for move in one.moves]
     assert suggested == ([("moves", mask_of(range(7)))] if shrinks else [])
@@ -185,7 +184,7 @@ def test_a_move_inside_a_numa_node_costs_nothing_and_is_preferred() -> None:
 def test_a_vm_over_two_numa_nodes_changes_cpus_on_one_of_them_rather_than_take_its_memory_along() -> None:
     machine = _machine(2, 6, memory=16 * GIB)
     wide = Request(3, PinningOptions(scope=Scope.ANY, policy=Policy.SHARE), memory=3 * GIB)
-    lies = place(machine, within(free_of(machine, Ledger()), parse_cpu_list("2,5,11")), wide)
+    lies = place(machine, free_of(machine, Ledger()).within(parse_cpu_list("2,5,11")), wide)
     assert isinstance(lies, Placement)
     occupants = [
         Occupant("wide", wide, lies),
@@ -227,7 +226,7 @@ def test_a_vm_mostly_outside_the_usable_cpus_needs_no_more_of_them() -> None:
     uneven = replace(plain, cores=(*plain.cores[:8], mask_of([8, 11]), mask_of([9]), mask_of([10])))
     occupants = [_runs(uneven, "a", "0-1"), _runs(uneven, "b", "4-5"), _runs(uneven, "outside", "8-10")]
     request = Request(4, PinningOptions(scope=Scope.ONE_NUMA))
-    plan = make_room(uneven, occupants, request, only=parse_cpu_list("0-7,10"))
+    plan = make_room(uneven.giving_out(parse_cpu_list("0-7,10")), occupants, request)
     assert isinstance(plan, MovePlan)
     assert len(plan.moves) == 1
 
@@ -319,7 +318,7 @@ def test_a_vm_that_fits_on_too_many_numa_nodes_gets_moves() -> None:
     machine = _machine(2, 4)
     occupants = [_runs(machine, "a", "0-1"), _runs(machine, "b", "4-5")]
     request = Request(4, PinningOptions(scope=Scope.ANY))
-    scattered = place(machine, RunningVms(machine, occupants, None).free({}), request)
+    scattered = place(machine, RunningVms(machine, occupants).free({}), request)
     assert isinstance(scattered, Placement)
     assert scattered.numa_nodes == (0, 1)
     plan = _found(machine, occupants, request)
@@ -365,8 +364,8 @@ def test_a_full_numa_node_is_cleared_on_a_machine_of_256_cpus() -> None:
         size = (8, 4, 12, 4)[number % 4]
         node = ROME.numa_nodes[number % 8]
         request = Request(size, PinningOptions(scope=Scope.ONE_NUMA, smt=Smt.REQUIRE), memory=size * GIB)
-        now = RunningVms(ROME, occupants, None).free({})
-        found = place(ROME, within(now, node.cpus), request)
+        now = RunningVms(ROME, occupants).free({})
+        found = place(ROME, now.within(node.cpus), request)
         if isinstance(found, Placement) and now.cpus.bit_count() > 52:
             occupants.append(Occupant(f"vm-{number}", request, found))
     request = Request(18, PinningOptions(scope=Scope.ONE_NUMA, smt=Smt.REQUIRE), memory=18 * GIB)
@@ -398,7 +397,7 @@ def test_every_step_is_safe_and_no_vm_loses_by_it(
 
 def _check(topology: Topology, occupants: Sequence[Occupant], request: Request, plan: MovePlan) -> None:
     """Take the moves one by one: each only with what is free at that moment."""
-    running = RunningVms(topology, occupants, None)
+    running = RunningVms(topology, occupants)
     now: dict[str, Placement | None] = {}
     for move in plan.moves:
         one = running.occupants[move.id]
@@ -413,7 +412,7 @@ def _check(topology: Topology, occupants: Sequence[Occupant], request: Request, 
         cores = {topology.core_of[cpu] for cpu in cpus_of(move.after.cpus | move.after.owned)}
         if one.request.options.smt is Smt.PREFER:
             cores = {move.after.cpus | move.after.owned}
-        again = place(topology, within(free, CpuMask(sum(cores))), one.request)
+        again = place(topology, free.within(CpuMask(sum(cores))), one.request)
         assert isinstance(again, Placement)
         assert (again.numa_nodes, again.memory) == (move.after.numa_nodes, move.after.memory)
         assert locality_of(topology, move.after) <= locality_of(topology, one.placement)

@@ -13,7 +13,7 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.moves.make_room import MovePlan, make_room
-from kvplace.core.occupant import Occupant, RunningVms, bytes_moved, locality_of, within
+from kvplace.core.occupant import Occupant, RunningVms, bytes_moved, locality_of
 from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import Bytes
@@ -36,7 +36,7 @@ def _targets(topology: Topology, one: Occupant, free: Free) -> Iterator[Placemen
     for size in sizes:
         for chosen in combinations(cpus, size):
             mask = mask_of(chosen)
-            found = _placed(topology, within(free, mask), one.request)
+            found = _placed(topology, free.within(mask), one.request)
             if isinstance(found, Refusal) or (one.request.owns_cpus and found.owned != mask):
                 continue
             if locality_of(topology, found) <= locality_of(topology, one.placement):
@@ -50,7 +50,7 @@ def fewest_and_cheapest(
     empty = place(topology, free_of(topology, Ledger()), request)
     if isinstance(empty, Refusal):
         return None
-    running = RunningVms(topology, occupants, None)
+    running = RunningVms(topology, occupants)
     states: dict[tuple[tuple[int, ...], ...], tuple[int, dict[str, Placement | None]]] = {(): (0, {})}
     for moves in range(most_moves + 1):
         well = []
@@ -126,12 +126,12 @@ def tight(chance: Random) -> Case:
     occupants: list[Occupant] = []
     options = PinningOptions(scope=Scope.ONE_NUMA)
     for number in range(10):
-        free = RunningVms(topology, occupants, None).free({})
+        free = RunningVms(topology, occupants).free({})
         if free.cpus.bit_count() <= max(widths):
             break
         request = Request(chance.randint(1, 3), options, memory=Bytes(chance.randint(0, 3) * memory))
-        found = place(topology, within(free, chance.choice(each)), request)
+        found = place(topology, free.within(chance.choice(each)), request)
         if isinstance(found, Placement):
             occupants.append(Occupant(f"vm-{number}", request, found))
-    left = RunningVms(topology, occupants, None).free({}).cpus.bit_count()
+    left = RunningVms(topology, occupants).free({}).cpus.bit_count()
     return Case(topology, occupants, Request(min(left, max(widths)), options))

@@ -14,7 +14,7 @@ from kvplace.core.cpuset import mask_of, parse_cpu_list
 from kvplace.core.free_resources import Free
 from kvplace.core.moves.make_room import NoMoves
 from kvplace.core.moves.suggestions import Suggestion, Suggestions, find_suggestions
-from kvplace.core.occupant import Occupant, RunningVms, within
+from kvplace.core.occupant import Occupant, RunningVms
 from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import EmulatorThreads, NumaMemory, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask
@@ -31,13 +31,13 @@ MACHINE = make_topology(
     l3_groups=tuple(0b11 << 2 * core for core in range(8)),
     cores=tuple(0b11 << 2 * core for core in range(8)),
 )
-EMPTY = RunningVms(MACHINE, [], None).free({})
+EMPTY = RunningVms(MACHINE, []).free({})
 
 
 def _suggestions(
     request: Request, free: str = "0-15", occupants: Sequence[Occupant] = ()
 ) -> dict[str, tuple[object, str]]:
-    left = within(RunningVms(MACHINE, occupants, None).free({}), parse_cpu_list(free))
+    left = RunningVms(MACHINE, occupants).free({}).within(parse_cpu_list(free))
     assert isinstance(place(MACHINE, left, request), Refusal)
     return {
         suggestion.field: (suggestion.value, suggestion.sentence)
@@ -128,7 +128,7 @@ def test_the_smallest_change_of_each_kind_is_suggested(
 
 def _running(uid: str, cpus: str, size: int, policy: Policy = Policy.EXCLUSIVE) -> Occupant:
     request = Request(size, PinningOptions(scope=Scope.ONE_NUMA, policy=policy))
-    found = place(MACHINE, within(EMPTY, parse_cpu_list(cpus)), request)
+    found = place(MACHINE, EMPTY.within(parse_cpu_list(cpus)), request)
     assert isinstance(found, Placement)
     return Occupant(uid, request, found)
 
@@ -169,7 +169,7 @@ def test_every_suggestion_makes_it_fit_and_nothing_smaller_does() -> None:
             exercised[suggestion.field] += 1
             if suggestion.moves:
                 now = {move.id: move.after for move in suggestion.moves}
-                free_then = RunningVms(case.topology, case.occupants, None).free(dict(now))
+                free_then = RunningVms(case.topology, case.occupants).free(dict(now))
                 assert place(case.topology, free_then, request) == suggestion.placement, number
                 continue
             assert suggestion.request != request
@@ -225,13 +225,13 @@ def test_no_moves_are_suggested_where_none_are_needed() -> None:
     """The caller allows fewer CPUs than the running VMs leave."""
     occupants = [_running("web", "0-1", 2)]
     request = Request(4, PinningOptions(scope=Scope.ONE_NUMA))
-    found = find_suggestions(MACHINE, within(EMPTY, CpuMask(0b1100)), request, occupants).found
+    found = find_suggestions(MACHINE, EMPTY.within(CpuMask(0b1100)), request, occupants).found
     assert [suggestion.field for suggestion in found] == ["vcpus"]
 
 
 def test_a_search_for_moves_that_found_none_states_whether_there_are_any() -> None:
     occupants = [_running("web", "0-3", 4)]
-    left = RunningVms(MACHINE, occupants, None).free({})
+    left = RunningVms(MACHINE, occupants).free({})
     request = Request(13, PinningOptions(scope=Scope.ANY))
     no_moves = find_suggestions(MACHINE, left, request, occupants).no_moves
     assert no_moves == NoMoves("no sequence of up to 1 move makes room", exact=True)
