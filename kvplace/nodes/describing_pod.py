@@ -11,6 +11,7 @@ describe nodes can often ask the kubelet (`get nodes/proxy`); for others the com
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -97,19 +98,25 @@ async def describe_through_pod(
     Raises Misconfigured without the namespace, or if the image cannot run there, BadTopology if the pod
     prints no machine, and Unavailable if it has not ended in time.
     """
+    creating = asyncio.create_task(_created(client, describing_pod(node, image, seconds), namespace))
     try:
-        pod = await client.create(PODS.api, describing_pod(node, image, seconds), namespace=namespace)
+        name = await asyncio.shield(creating)
+        failure = await _ended(client, namespace, name, image, seconds, pause)
+        log = await client.read_log(namespace, name, CONTAINER, limit=MAX_LOG_BYTES)
+    finally:
+        await asyncio.shield(_gone(client, namespace, creating))
+    return _read_described(log, node, failure)
+
+
+async def _created(client: ObjectClient, pod: dict[str, Any], namespace: str) -> str:
+    """Create the pod and return its name."""
+    try:
+        made = await client.create(PODS.api, pod, namespace=namespace)
     except NotFound:
         raise Misconfigured(
             f"there is no namespace {namespace} for the pod; name one with --pod-namespace"
         ) from None
-    name = pod["metadata"]["name"]
-    try:
-        failure = await _ended(client, namespace, name, image, seconds, pause)
-        log = await client.read_log(namespace, name, CONTAINER, limit=MAX_LOG_BYTES)
-    finally:
-        await asyncio.shield(_gone(client, namespace, name))
-    return _read_described(log, node, failure)
+    return str(made["metadata"]["name"])
 
 
 def _read_described(log: bytes, node: NodeName, failure: str) -> tuple[Topology, tuple[str, ...]]:
@@ -177,11 +184,13 @@ async def _ended(
         await pause(_POLL_S)
 
 
-async def _gone(client: ObjectClient, namespace: str, name: str) -> None:
-    try:
-        await client.delete(PODS.api, name, namespace=namespace)
-    except NotFound:
+async def _gone(client: ObjectClient, namespace: str, creating: asyncio.Task[str]) -> None:
+    """Delete the pod; if its creation has not been answered yet, when it has been."""
+    await asyncio.wait([creating])
+    if creating.exception() is not None:
         return
+    with contextlib.suppress(NotFound):
+        await client.delete(PODS.api, creating.result(), namespace=namespace)
 
 
 def note_on_devices(node: NodeName, allocatable: Mapping[str, str], known: NodeDevices | None) -> str:

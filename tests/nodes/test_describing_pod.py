@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -53,12 +54,18 @@ class Cluster(ObjectClient):
         self.statuses = list(statuses)
         self.log = log
         self.pods: dict[str, Document] = {}
+        self.made = asyncio.Event()
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        """Lets the creation of the pod, which is there already, be answered."""
         self.pauses = 0
 
     async def create(
         self, kind: ApiKind, document: Document, *, namespace: str = "", dry_run: bool = False
     ) -> Document:
         self.pods["describe-1"] = document
+        self.made.set()
+        await self.may_answer.wait()
         return {**document, "metadata": {"name": "describe-1", "namespace": namespace}}
 
     async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
@@ -128,6 +135,18 @@ async def test_a_pod_that_cannot_run_is_given_up_at_once(
 ) -> None:
     with pytest.raises(error, match=sentence):
         await Cluster(*statuses).describe()
+
+
+async def test_an_interrupt_before_the_answer_to_its_creation_leaves_no_pod() -> None:
+    cluster = Cluster(ended())
+    cluster.may_answer.clear()
+    describing = asyncio.create_task(cluster.describe())
+    await cluster.made.wait()
+    describing.cancel()
+    await asyncio.sleep(0)
+    cluster.may_answer.set()
+    with pytest.raises(asyncio.CancelledError):
+        await describing
 
 
 async def test_a_pod_that_does_not_end_is_given_up_in_time() -> None:
