@@ -34,7 +34,10 @@ class Terminal:
             start_new_session=True,
         )
         os.close(inner)
-        self._seen = ""
+        self._shown = b""
+        """Everything that the program has written."""
+        self._read = 0
+        """How many characters of the text without escapes have been read."""
 
     def __enter__(self) -> Self:
         return self
@@ -53,13 +56,9 @@ class Terminal:
         os.killpg(self._process.pid, signal.SIGINT)
 
     def wait_for_question(self, words: str) -> None:
-        """Wait until the screen shows a question and the program reads the answer.
-
-        Python loses a signal that arrives just before the read.
-        """
+        """Wait until the screen shows a question and the program reads the answer."""
         self.read_until(words)
-        state = Path(f"/proc/{self._process.pid}/stat")
-        wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "S", lambda: "it does not wait")
+        wait_until_it_sleeps(self._process.pid)
 
     def end(self) -> int:
         """Return the program's exit code once it has ended."""
@@ -69,11 +68,22 @@ class Terminal:
         """Return what the screen has shown since the last call, once it shows these words."""
         os.set_blocking(self._outer, False)
         give_up = time.monotonic() + PATIENCE_S
-        while words not in self._seen:
-            assert time.monotonic() < give_up, f"no {words!r} on the screen, only {self._seen!r}"
+        while words not in (unread := self._text()[self._read :]):
+            assert time.monotonic() < give_up, f"no {words!r} on the screen, only {unread!r}"
             try:
-                self._seen += _ESCAPES.sub("", os.read(self._outer, 65536).decode(errors="replace"))
+                self._shown += os.read(self._outer, 65536)
             except BlockingIOError:
                 time.sleep(0.01)
-        before, _, self._seen = self._seen.partition(words)
-        return before + words
+        found = unread[: unread.index(words) + len(words)]
+        self._read += len(found)
+        return found
+
+    def _text(self) -> str:
+        """Return everything without escapes, also those that came in two pieces."""
+        return _ESCAPES.sub("", self._shown.decode(errors="replace"))
+
+
+def wait_until_it_sleeps(pid: int) -> None:
+    """Wait until a program that reads next is in the kernel: Python loses a signal just before a read."""
+    state = Path(f"/proc/{pid}/stat")
+    wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "S", lambda: "it does not wait")

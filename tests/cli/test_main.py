@@ -13,6 +13,7 @@ import pytest
 from kvplace import __version__
 from kvplace.cli.main import COMMANDS
 from tests.cli.calls import COMMAND, Caller, call_process, on_a_terminal
+from tests.cli.terminal import wait_until_it_sleeps
 
 NOT_FOR_OFFLINE_WORK = ("kubernetes", "aiohttp", "pydantic", "h2", "libvirt")
 
@@ -146,16 +147,12 @@ def test_an_interruption_while_modules_load_shows_no_traceback(tmp_path: Path) -
 
 
 def test_a_closed_pipe_is_not_an_error_message() -> None:
-    with subprocess.Popen(
-        [*COMMAND, "topology", "2x-epyc-7763-nps4", "-o", "json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        assert process.stderr.read() == b""
-        assert process.wait() == 1
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [*COMMAND, "topology", "2x-epyc-7763-nps4", "-o", "json"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 @pytest.mark.parametrize(
@@ -192,6 +189,7 @@ def test_an_interrupt_exits_with_130_and_without_a_traceback() -> None:
         process.stdin.write(b'{"vcpus": 1}\n')
         process.stdin.flush()
         assert b"placement" in process.stdout.readline()
+        wait_until_it_sleeps(process.pid)
         process.send_signal(signal.SIGINT)
         assert process.wait() == 130
         assert b"Traceback" not in process.stderr.read()

@@ -232,18 +232,20 @@ def test_ctrl_c_ends_the_command_at_once_while_the_program_ignores_it(tmp_path: 
 
 
 def test_a_signal_ends_a_command_in_a_pipe_and_its_program_that_waits(tmp_path: Path) -> None:
-    started = tmp_path / "started"
-    os.mkfifo(started)
-    wait = f"open({str(started)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    wait = f"pipe = open({str(pipe)!r}, 'w', buffering=1)\npipe.write('waits\\n')\ntime.sleep(600)\n"
     path = kubeconfig(tmp_path, wait, server="http://127.0.0.1:1")
-    with subprocess.Popen(
-        [*COMMAND, "get", "vms", "--kubeconfig", path],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as command:
-        program = int(started.read_text())
+    with (
+        subprocess.Popen(
+            [*COMMAND, "get", "vms", "--kubeconfig", path],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        ) as command,
+        pipe.open() as reading,
+    ):
+        assert reading.readline() == "waits\n"
         command.terminate()
         assert command.wait(PATIENCE_S) == 130
-        with pytest.raises(ProcessLookupError):
-            os.kill(program, 0)
+        assert reading.read() == "", "a pipe ends with the last process that holds it"
