@@ -185,7 +185,7 @@ async def test_the_last_answer_of_the_kubelet_counts_while_it_restarts_for_at_mo
 
 
 async def test_equal_devices_are_not_written_again(kubelet: PlayedKubelet, agent: Agent, host: Host) -> None:
-    await agent.until(lambda: free(agent) == [1, 2])
+    await agent.until(lambda: free(agent) == [1, 2] and agent.topology.devices == agent.status.devices)
     version, calls = agent.topology.resource_version, kubelet.calls
     host.write("var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", "{}")
     await agent.until(lambda: kubelet.calls > calls)
