@@ -125,6 +125,24 @@ def test_the_timeout_ends_an_outage_and_vms_that_were_not_made_are_among_the_fai
     assert report.document()["failed"][0] == {"name": "web-01", "reason": f"not made after 20 s: {NO_SERVE}"}
 
 
+def test_vms_that_are_late_are_among_the_failed_with_the_reason_of_the_wait() -> None:
+    def step(cluster: MemoryRollouts, name: str) -> None:
+        if name == "web-03":
+            cluster.keep_waiting(name, "0/1 nodes are available: 1 too few cores.")
+        else:
+            advance(cluster, name)
+
+    async def work() -> Report:
+        cluster = MemoryRollouts()
+        async with moving(cluster, step, pause_s=0.01):
+            return await run_of(cluster, timeout="1s").run()
+
+    report = in_no_time(work())
+    assert report.exit_code is ExitCode.TIMED_OUT
+    reason = "created, not pinned after 1 s: 0/1 nodes are available: 1 too few cores."
+    assert report.document()["failed"] == [{"name": "web-03", "reason": reason}]
+
+
 def away_and_then_denied(now: float) -> KvplaceError | None:
     return ApiUnavailable("connection refused") if 5 < now < 200 else DENIED if 200 < now < 260 else None
 

@@ -19,7 +19,6 @@ from kvplace.kube.watches import EVERYTHING, Kind, Selector
 from kvplace.nodes.planning_cluster import PlanningCluster
 from kvplace.rollout.report import Report
 from kvplace.rollout.rollouts import Rollouts
-from kvplace.rollout.run import RolloutRun
 from kvplace.rollout.templates import read_rollout
 from tests.rollout.examples import (
     advance,
@@ -32,7 +31,6 @@ from tests.rollout.examples import (
     vmi,
 )
 from tests.rollout.memory_rollouts import NAMESPACE, MemoryRollouts
-from tests.virtual_time import JumpingLoop
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -94,28 +92,6 @@ async def test_a_wave_that_fails_too_often_is_the_last_one() -> None:
     assert "no such image" in report.failed[0].reason
     assert [one.reason for one in report.unfinished] == ["not made"] * 4
     assert report.exit_code is ExitCode.PARTLY_DONE
-
-
-def test_vms_that_are_late_are_among_the_failed_with_the_reason_of_the_wait() -> None:
-    def step(cluster: MemoryRollouts, name: str) -> None:
-        if name == "web-03":
-            cluster.keep_waiting(name, "0/1 nodes are available: 1 too few cores.")
-        else:
-            advance(cluster, name)
-
-    async def run() -> Report:
-        cluster, clock = MemoryRollouts(), asyncio.get_running_loop().time
-        async with moving(cluster, step, pause_s=0.01):
-            return await RolloutRun(cluster, rollout(timeout="1s"), everywhere, clock=clock).run()
-
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        report = runner.run(run())
-    assert report.exit_code is ExitCode.TIMED_OUT
-    (failed,) = report.document()["failed"]
-    assert failed == {
-        "name": "web-03",
-        "reason": "created, not pinned after 1 s: 0/1 nodes are available: 1 too few cores.",
-    }
 
 
 async def test_vms_that_do_not_fit_are_not_made_and_named_with_the_reason() -> None:
