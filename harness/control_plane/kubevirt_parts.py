@@ -11,12 +11,12 @@ import contextlib
 import json
 import subprocess
 from collections.abc import Callable, Sequence
-from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any, Self
 
 from harness.control_plane.cluster import MERGE_PATCH, SERVER_SIDE_APPLY, ControlPlane, RequestRefused
 from harness.control_plane.server_process import ServerProcess
+from harness.control_plane.watching import is_gone, watch
 from harness.waiting import PATIENCE_S
 
 Json = dict[str, Any]
@@ -120,17 +120,10 @@ class KubeVirt:
 
     def gone(self, kind: str, namespace: str, name: str) -> None:
         """Wait until an object is gone for good; raises `ServerDied` when it is still there after 120 s."""
-
-        def is_gone() -> bool:
-            try:
-                self.plane.request("GET", f"/apis/kubevirt.io/v1/namespaces/{namespace}/{kind}/{name}")
-            except RequestRefused as refused:
-                if refused.status != 404:
-                    raise
-                return True
-            return False
-
-        self.virt_controller.wait_until(is_gone, f"end of {kind} {namespace}/{name}")
+        collection = f"/apis/kubevirt.io/v1/namespaces/{namespace}/{kind}"
+        self.virt_controller.wait_until(
+            lambda: is_gone(self.plane, collection, name), f"end of {kind} {namespace}/{name}"
+        )
 
     def migrations_ended(self) -> None:
         """Wait until no migration of the cluster is unfinished; kvplace begins no other one before."""
@@ -145,19 +138,11 @@ class KubeVirt:
 
     def first(self, path: str, is_wanted: Callable[[Json], bool]) -> Json:
         """Wait for an object of a list that is as wanted; raises `TimeoutError` when none is after 120 s."""
-        connection = HTTPSConnection(
-            self.plane.url.removeprefix("https://"), context=self.plane.tls, timeout=PATIENCE_S
-        )
-        headers = {"Authorization": f"Bearer {self.plane.admin.token}"}
-        watch = f"{path}&watch=true&resourceVersion=0&timeoutSeconds={PATIENCE_S:.0f}"
         last: Json = {}
-        with contextlib.closing(connection):
-            connection.request("GET", watch, headers=headers)
-            answer = connection.getresponse()
-            for line in iter(answer.readline, b""):
-                event = json.loads(line)
-                last = event.get("object", event)
-                if event.get("type") in {"ADDED", "MODIFIED"} and is_wanted(last):
+        with watch(self.plane, path) as events, contextlib.suppress(TimeoutError):
+            for event in events:
+                last = event["object"]
+                if event["type"] != "DELETED" and is_wanted(last):
                     return last
         raise TimeoutError(
             f"waited {PATIENCE_S:.0f} s on {path}; last seen: {json.dumps(last.get('status', last))}\n"

@@ -21,7 +21,7 @@ from harness.control_plane.containers import SEARCH_PATH, ContainerRequest, Imag
 from harness.control_plane.hollow_node import NodeShape, NodesInBackground, nodes_in_background
 from harness.control_plane.hollow_pod import HollowPod, Kubelet
 from harness.control_plane.pod_status import Addresses
-from harness.control_plane.watching import condition, is_ready, wait_for, wait_until_gone
+from harness.control_plane.watching import condition, is_ready, wait_for, wait_until_gone, watch_one_object
 from tests.kubevirt_documents import POD_FILES
 
 SHELL = "tests.kvplace.io/shell"
@@ -285,7 +285,7 @@ def test_a_deleted_pod_is_gone_only_after_its_containers_have_ended(
     assert main(ended)["state"]["terminated"]["exitCode"] == 0
 
     nodes.do(nodes.nodes.allow_termination(pods.namespace, "going"))
-    wait_until_gone(control_plane, pods.path, "going", ended["metadata"]["resourceVersion"])
+    wait_until_gone(control_plane, pods.path, "going")
 
 
 @pytest.mark.parametrize("steps", range(10))
@@ -327,10 +327,12 @@ def test_a_process_gets_its_grace_period_and_its_end_is_reported(
         restartPolicy="Never",
     )
     ready = pods.wait("polite", is_ready)
-    control_plane.request("DELETE", f"{pods.path}/polite")
-    ended = pods.wait("polite", lambda pod: pod["status"]["phase"] == "Failed")
-    assert main(ended)["state"]["terminated"]["exitCode"] == 7
-    wait_until_gone(control_plane, pods.path, "polite", ready["metadata"]["resourceVersion"])
+    # Watched from before its deletion: it is gone a moment after its end was reported.
+    with watch_one_object(control_plane, pods.path, "polite", ready["metadata"]["resourceVersion"]) as events:
+        control_plane.request("DELETE", f"{pods.path}/polite")
+        ended = next(event["object"] for event in events if event["object"]["status"]["phase"] == "Failed")
+        assert main(ended)["state"]["terminated"]["exitCode"] == 7
+        assert any(event["type"] == "DELETED" for event in events)
 
 
 def test_a_pod_that_a_hollow_node_cannot_run_reports_it(pods: Pods) -> None:

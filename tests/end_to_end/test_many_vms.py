@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
-from http.client import HTTPSConnection
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.hollow_node import nodes_in_background
 from harness.control_plane.kubevirt_parts import KubeVirt
-from harness.control_plane.watching import wait_for
+from harness.control_plane.watching import wait_for, watch
 from harness.kvplace_cluster.installation import Installation, described_nodes
 from harness.kvplace_cluster.machines import node_shape, two_socket_machine
 from harness.kvplace_cluster.vms import VMIS, vmi_manifest
@@ -112,20 +111,16 @@ def _bound(cluster: ControlPlane, virt: KubeVirt, namespace: str, vmi: str) -> d
 
 def _all_bound(cluster: ControlPlane, namespace: str) -> list[dict[str, Any]]:
     """Follow the namespace's pods until all are bound."""
-    path = f"/api/v1/namespaces/{namespace}/pods?watch=true&resourceVersion=0&timeoutSeconds=120"
-    connection = HTTPSConnection(cluster.url.removeprefix("https://"), context=cluster.tls, timeout=120)
+    path = f"/api/v1/namespaces/{namespace}/pods"
     bound: dict[str, dict[str, Any]] = {}
-    try:
-        connection.request("GET", path, headers={"Authorization": f"Bearer {cluster.admin.token}"})
-        for line in iter(connection.getresponse().readline, b""):
-            pod = json.loads(line)["object"]
+    with watch(cluster, path) as events, suppress(TimeoutError):
+        for event in events:
+            pod = event["object"]
             if pod["spec"].get("nodeName"):
                 bound[pod["metadata"]["uid"]] = pod
             if len(bound) == COUNT:
                 return list(bound.values())
-    finally:
-        connection.close()
-    pods = cluster.request("GET", f"/api/v1/namespaces/{namespace}/pods")["items"]
+    pods = cluster.request("GET", path)["items"]
     reasons = {_why_not(pod) for pod in pods if not pod["spec"].get("nodeName")}
     raise AssertionError(f"only {len(bound)} of {COUNT} pods were bound, of {len(pods)}: {reasons}")
 
