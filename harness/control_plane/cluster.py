@@ -326,7 +326,17 @@ class ControlPlane:
         self.request("DELETE", f"/api/v1/namespaces/{name}")
         for collection in self._namespaced_collections():
             path = f"{collection[0]}/namespaces/{name}/{collection[1]}"
-            self.request("DELETE", f"{path}?gracePeriodSeconds=0&propagationPolicy=Background")
+            deleted = self.request("DELETE", f"{path}?gracePeriodSeconds=0&propagationPolicy=Background")
+            # Without its namespace an object takes no write, so whoever should finish it never could.
+            for one in deleted.get("items", ()):
+                if one["metadata"].get("finalizers"):
+                    with contextlib.suppress(RequestRefused):  # it is finished by now
+                        self.request(
+                            "PATCH",
+                            f"{path}/{one['metadata']['name']}",
+                            {"metadata": {"uid": one["metadata"]["uid"], "finalizers": None}},
+                            content_type=MERGE_PATCH,
+                        )
         with contextlib.suppress(RequestRefused):
             namespace = self.request("GET", f"/api/v1/namespaces/{name}")
             namespace["spec"]["finalizers"] = []

@@ -121,6 +121,16 @@ def test_a_binding_with_annotations_lands_node_and_annotations_in_one_write(
     assert bound["object"]["metadata"]["annotations"]["cpu-map"] == '{"socket0":["2","3"]}'
 
 
+def test_no_object_with_a_finalizer_outlives_its_namespace(control_plane: ControlPlane) -> None:
+    """Whoever has the finalizer may be slow; such an object would look unfinished to later tests."""
+    name = control_plane.create_namespace(f"test-{secrets.token_hex(4)}")
+    maps = f"/api/v1/namespaces/{name}/configmaps"
+    held = {"metadata": {"name": "held", "finalizers": ["tests.kvplace.io/never"]}}
+    control_plane.request("POST", maps, held)
+    control_plane.remove_namespace(name)
+    assert control_plane.request("GET", maps)["items"] == []
+
+
 STARTER = """
 import os, sys
 from harness.control_plane.cluster import ControlPlane
