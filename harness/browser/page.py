@@ -137,12 +137,12 @@ class Page:
 
     async def click(self, selector: str) -> None:
         """Press the primary button of a mouse in the middle of an element."""
-        found = json.dumps(selector)
-        await self.until(f"document.querySelector({found})")
-        x, y = await self.evaluate(
-            f"(() => {{ const one = document.querySelector({found}); one.scrollIntoView({{block: 'center'}});"
+        # In one expression: a page that draws itself anew replaces the element.
+        x, y = await self.until(
+            f"(one => {{ if (!one) return null; one.scrollIntoView({{block: 'center'}});"
             "const box = one.getBoundingClientRect();"
-            "return [box.left + box.width / 2, box.top + box.height / 2]; })()"
+            "return [box.left + box.width / 2, box.top + box.height / 2]; })"
+            f"(document.querySelector({json.dumps(selector)}))"
         )
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             button = "none" if kind == "mouseMoved" else "left"

@@ -21,7 +21,7 @@ import yaml
 from harness.control_plane.cluster import ControlPlane, RequestRefused, Scheduler
 from harness.control_plane.server_process import ServerProcess, reserve_port
 from harness.kvplace_cluster.machines import node_topology
-from harness.waiting import PATIENCE_S
+from harness.waiting import PATIENCE_S, wait_until
 from kvplace.core.topology import Topology
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
@@ -319,7 +319,12 @@ class Installation:
 
 @contextlib.contextmanager
 def described_nodes(installation: Installation, machines: dict[str, Topology]) -> Iterator[None]:
-    """Publish machines while the block runs."""
+    """Publish machines while the block runs, once earlier nodes of these names hold no core any more."""
+
+    def held() -> list[str]:
+        return [name for name in machines if installation.ledger(name)["claims"]]
+
+    wait_until(lambda: not held(), lambda: f"there are claims from before on {', '.join(held())}")
     for name, topology in machines.items():
         installation.describe(name, topology)
     try:

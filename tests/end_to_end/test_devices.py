@@ -14,6 +14,7 @@ from harness.control_plane.hollow_node import nodes_in_background
 from harness.control_plane.watching import wait_for
 from harness.kvplace_cluster.installation import Installation, described_nodes
 from harness.kvplace_cluster.machines import node_shape, two_socket_machine
+from harness.waiting import wait_until
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.well_known_names import PLACEMENT
 
@@ -193,6 +194,8 @@ def test_a_pod_that_bind_has_refused_gets_its_devices_on_another_node(
     assert (node, placement.numa_nodes) == (second, (0,))
     (result,) = devices.claim("io")["status"]["allocation"]["devices"]["results"]
     assert (result["pool"], result["device"]) == (second, "gpu1")
+    # kube-scheduler writes its events beside its other work.
+    wait_until(lambda: devices.refused_binds("vm"), lambda: "no refused bind was reported")
     refused = devices.refused_binds("vm")
     assert refused == [f"node {first}: no 8 free CPUs on NUMA node 0, the NUMA node of its devices; best 0"]
 

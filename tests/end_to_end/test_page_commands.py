@@ -19,6 +19,7 @@ from harness.kvplace_cluster.installation import Installation, described_nodes
 from harness.kvplace_cluster.machines import node_shape, two_socket_machine
 from harness.kvplace_cluster.played_vms import played_vms
 from harness.kvplace_cluster.vms import vm_manifest
+from harness.waiting import wait_until
 from kvplace.core.well_known_names import PINNED
 from tests.docs.blocks import block, blocks
 from tests.docs.shell import Shell
@@ -283,12 +284,27 @@ def test_a_vm_that_loses_its_annotation_starts_while_kvplace_is_down(
     virt.gone("virtualmachines", NAMESPACE, "urgent")
 
 
+def _create_once_the_webhooks_are_gone(virt: KubeVirt, manifest: Json) -> None:
+    """The API server calls deleted webhooks until it has noticed."""
+
+    def is_created() -> bool:
+        try:
+            virt.create("virtualmachines", NAMESPACE, manifest)
+        except RequestRefused as refused:
+            if "failed calling webhook" not in str(refused):
+                raise
+            return False
+        return True
+
+    wait_until(is_created, lambda: "the API server still calls the deleted webhooks")
+
+
 def test_vms_with_annotations_start_unpinned_without_the_webhooks(
     shell: Shell, virt: KubeVirt, kvplace: Installation
 ) -> None:
     with _kvplace_down(kvplace):
         shell.run(block("docs/troubleshoot.md", "kubectl delete mutatingwebhookconfiguration"))
-        virt.create("virtualmachines", NAMESPACE, vm_manifest("urgent", annotations={"cpu-set": "any"}))
+        _create_once_the_webhooks_are_gone(virt, vm_manifest("urgent", annotations={"cpu-set": "any"}))
         _starts_unpinned(virt, "urgent")
     shell.run("kubectl delete vm urgent --wait=false")
     virt.gone("virtualmachines", NAMESPACE, "urgent")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import json
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,13 +89,14 @@ async def test_an_operator_sees_a_vm_come_run_and_go(
             await page.until("document.querySelector('.map')")
             assert await page.text("h1") == node
             owned = "[...document.querySelectorAll('.map .thread.owned')].map(one => one.dataset.cpu).sort()"
-            assert await page.evaluate(owned) == sorted(kvplace.ledger(node)["owners"])
+            expected = json.dumps(sorted(kvplace.ledger(node)["owners"]), separators=(",", ":"))
+            await page.until(f"JSON.stringify({owned}) === '{expected}'")  # the map may follow a moment later
 
             await page.click(f'.vms a[href$="{vm_namespace}/db"]')
             await page.until("document.querySelector('dl.facts')")
             assert await page.text("h1") == f"{vm_namespace}/db"
             lit = "[...document.querySelectorAll('.thread.lit')].map(one => Number(one.dataset.cpu))"
-            assert set(placement.vcpus) <= set(await page.evaluate(lit))
+            await page.until(f"{json.dumps(placement.vcpus)}.every(cpu => {lit}.includes(cpu))")
             assert "socket" in await page.text("dl.facts")
 
             await page.press("g")
