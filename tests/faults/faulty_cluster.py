@@ -166,6 +166,10 @@ class Scene:
         with self.stage.scheduler.process.paused():
             with ThreadPoolExecutor(8) as pool:
                 list(pool.map(lambda name: self.create_one(name, cpus, scheduler=scheduler), names))
+            # What holds of all pods would else hold of those that have been seen.
+            self.observer.wait_until(
+                lambda: len(self.observer.pods) == self.expected, "that all pods are seen"
+            )
             yield
         self._begun_at = self._fault_ended_at = time.monotonic()
 
