@@ -327,7 +327,7 @@ class ControlPlane:
         for collection in self._namespaced_collections():
             path = f"{collection[0]}/namespaces/{name}/{collection[1]}"
             deleted = self.request("DELETE", f"{path}?gracePeriodSeconds=0&propagationPolicy=Background")
-            # Without its namespace an object takes no write, so whoever should finish it never could.
+            # Without its namespace an object takes no write, so its controller could never finish it.
             for one in deleted.get("items", ()):
                 if one["metadata"].get("finalizers"):
                     with contextlib.suppress(RequestRefused):  # it is finished by now

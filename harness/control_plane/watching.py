@@ -2,7 +2,7 @@
 
 Every wait ends after two minutes, however often the object changes meanwhile, and then shows the object. That
 is below the time limit of a test, so its failure names the missing state. A watch that the API server ends
-goes on at the last version that was seen.
+continues at the last version that was seen.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _events(plane: ControlPlane, path: str, version: str) -> Generator[dict[str,
     deadline = time.monotonic() + PATIENCE_S
     joint = "&" if "?" in path else "?"
     while True:
-        with contextlib.suppress(HTTPException, ConnectionError, ssl.SSLEOFError):  # the next one goes on
+        with contextlib.suppress(HTTPException, ConnectionError, ssl.SSLEOFError):  # the next one continues
             for event in _one_watch(plane, f"{path}{joint}watch=true&resourceVersion={version}", deadline):
                 if event["type"] == "ERROR":
                     assert event["object"].get("code") == _EXPIRED, event

@@ -122,7 +122,7 @@ def test_a_binding_with_annotations_lands_node_and_annotations_in_one_write(
 
 
 def test_no_object_with_a_finalizer_outlives_its_namespace(control_plane: ControlPlane) -> None:
-    """Whoever has the finalizer may be slow; such an object would look unfinished to later tests."""
+    """Its controller may be slow; to later tests such an object would be unfinished."""
     name = control_plane.create_namespace(f"test-{secrets.token_hex(4)}")
     maps = f"/api/v1/namespaces/{name}/configmaps"
     held = {"metadata": {"name": "held", "finalizers": ["tests.kvplace.io/never"]}}

@@ -1,4 +1,4 @@
-"""A wait for an object goes on when its watch ends: API servers end those of slow clients and new CRDs."""
+"""A wait for an object continues when its watch ends: API servers end those of slow clients and new CRDs."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def is_running(pod: Json) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("ends", "goes_on_at"),
+    ("ends", "continues_at"),
     [
         pytest.param(stream(), "0", id="it ends before an event"),
         pytest.param(stream(seen("7", "Pending")), "7", id="it ends after an event"),
@@ -130,12 +130,12 @@ def is_running(pod: Json) -> bool:
         pytest.param(hang_up, "0", id="the connection is cut"),
     ],
 )
-def test_a_wait_goes_on_when_its_watch_ends(
-    plane: Any, api_server: PlayedApiServer, ends: Answer, goes_on_at: str
+def test_a_wait_continues_when_its_watch_ends(
+    plane: Any, api_server: PlayedApiServer, ends: Answer, continues_at: str
 ) -> None:
     api_server.answers = [ends, ends, stream(seen("8", "Running"))]
     assert wait_for(plane, PODS, "pod", is_running)["metadata"]["resourceVersion"] == "8"
-    assert api_server.versions == ["0", goes_on_at, goes_on_at]
+    assert api_server.versions == ["0", continues_at, continues_at]
 
 
 def test_another_refusal_ends_a_wait_at_once(plane: Any, api_server: PlayedApiServer) -> None:
