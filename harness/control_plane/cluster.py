@@ -105,8 +105,7 @@ class ControlPlane:
 
         Args:
             controller_manager: also run kube-controller-manager (garbage collection, namespaces, service
-                accounts;
-                not the node life cycle, which would evict from nodes without a kubelet).
+                accounts; not the node life cycle, which would evict from nodes without a kubelet).
             service_account_admission: demand and mount service accounts as a real cluster does; without a
                 controller-manager each namespace then needs `create_service_account("default")`.
             apiserver_flags: put behind our own, so they win.
@@ -224,9 +223,7 @@ class ControlPlane:
         return self.kubeconfig_for(self.service_account_token(namespace, name), name=f"{namespace}-{name}")
 
     def issue_certificate(self, name: str, *hosts: str) -> tuple[Path, Path]:
-        """Sign a certificate for 127.0.0.1, localhost and `hosts`, for serving and for clients;
-        (certificate, key).
-        """
+        """Sign a certificate for loopback and `hosts`, of servers and clients; (certificate, key)."""
         folder = self.folder / "pki"
         subprocess.run(
             [self.programs / "kubernetes", "pki", folder, f"{name}={','.join(hosts)}"],
@@ -295,9 +292,7 @@ class ControlPlane:
         raise KubectlFailed(f"{' '.join(which)}: the API server wrote no conditions")
 
     def kubectl_environment(self, kubeconfig: Path | None = None) -> dict[str, str]:
-        """Return an environment that makes kubectl talk to this cluster and leave the user's own files
-        alone.
-        """
+        """Return the environment of a kubectl that asks this cluster and uses no files of the user."""
         return {
             **os.environ,
             "KUBECONFIG": str(kubeconfig or self.kubeconfig),
@@ -328,15 +323,10 @@ class ControlPlane:
             path = f"{collection[0]}/namespaces/{name}/{collection[1]}"
             deleted = self.request("DELETE", f"{path}?gracePeriodSeconds=0&propagationPolicy=Background")
             # Without its namespace an object takes no write, so its controller could never finish it.
-            for one in deleted.get("items", ()):
-                if one["metadata"].get("finalizers"):
-                    with contextlib.suppress(RequestRefused):  # it is finished by now
-                        self.request(
-                            "PATCH",
-                            f"{path}/{one['metadata']['name']}",
-                            {"metadata": {"uid": one["metadata"]["uid"], "finalizers": None}},
-                            content_type=MERGE_PATCH,
-                        )
+            for held in (one for one in deleted.get("items", ()) if one["metadata"].get("finalizers")):
+                freed, item = {"metadata": {"finalizers": None}}, f"{path}/{held['metadata']['name']}"
+                with contextlib.suppress(RequestRefused):  # it is finished by now
+                    self.request("PATCH", item, freed, content_type=MERGE_PATCH)
         with contextlib.suppress(RequestRefused):
             namespace = self.request("GET", f"/api/v1/namespaces/{name}")
             namespace["spec"]["finalizers"] = []
