@@ -15,10 +15,10 @@ from kvplace.core.allocator.set_cover import fewest
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free_resources import Free
 from kvplace.core.moves.make_room import MovePlan, make_room
-from kvplace.core.occupant import Occupant
+from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.placement import Refusal
 from kvplace.core.request import PinningOptions, Request, Scope
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.topology import Topology
 from kvplace.simulate.scenario import Departure, SimulatedVm
 
@@ -117,9 +117,8 @@ class RoomMakingMachine:
         if isinstance(placement, Refusal):
             return None
         if len(placement.numa_nodes) > nodes_when_empty(self._topology, vm.request.vcpus):
-            room = make_room(
-                self._topology, list(self._running.values()), request, most_moves=self._most_moves
-            )
+            node = ClusterNode(NodeName("node"), self._topology, tuple(self._running.values()))
+            room = make_room(node, request, most_moves=self._most_moves)
             if isinstance(room, MovePlan):
                 for move in room.moves:
                     self._running[move.id] = Occupant(move.id, self._running[move.id].request, move.after)

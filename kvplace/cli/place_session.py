@@ -16,8 +16,7 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.device_locality import predicted_held, too_few_devices
 from kvplace.core.errors import BadBody
-from kvplace.core.free_resources import NOTHING_IN_USE, free_of
-from kvplace.core.ledger import Ledger, LedgerChange, claim_of
+from kvplace.core.free_resources import NOTHING_IN_USE
 from kvplace.core.moves.make_room import MAX_MOVES, Move, MovePlan, make_room
 from kvplace.core.moves.suggestions import (
     NO_SUGGESTIONS,
@@ -28,11 +27,11 @@ from kvplace.core.moves.suggestions import (
     refusal_document,
 )
 from kvplace.core.node_devices import NodeDevices
-from kvplace.core.occupant import Occupant, devices_beside, occupant_of_claim
+from kvplace.core.occupant import ClusterNode, Occupant, devices_beside, occupant_of_claim
 from kvplace.core.placement import Placement, Refusal, placement_document
 from kvplace.core.request import Request
 from kvplace.core.request_json import id_of, read_strict_request
-from kvplace.core.scalars import CpuMask, PodUid
+from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.search_budget import MAX_STEPS, MAX_STEPS_THOROUGH, Watch, unwatched
 from kvplace.core.strict_json import Json, json_object, known_keys, shown
 from kvplace.core.topology import Topology
@@ -106,8 +105,8 @@ class PlaceSession:
         self._make_room = make_room
         self._thorough = thorough
         self._explain = explain
-        self._others = () if machine.in_use == NOTHING_IN_USE else (machine.in_use.claim(),)
-        self._ledger = Ledger()
+        in_use = () if machine.in_use == NOTHING_IN_USE else (machine.in_use.claim(),)
+        self._others = tuple(occupant_of_claim(claim.pod, claim, machine.topology) for claim in in_use)
         self._kept: dict[str, Occupant] = {}
 
     @property
@@ -203,27 +202,20 @@ class PlaceSession:
         if refusal is not None:
             return PlaceDecision(refusal, ())
         no_moves = None
-        topology = self._topology.giving_out(only)
+        topology, running = self._topology.giving_out(only), (*self._kept.values(), *self._others)
+        node = ClusterNode(NodeName(self._machine.name), topology, running, devices=self._machine.devices)
         if self._make_room:
-            found = make_room(
-                topology,
-                self._occupants(),
-                request,
-                devices=self._free_devices,
-                max_steps=self._max_steps,
-                watch=watch,
-            )
+            found = make_room(node, request, max_steps=self._max_steps, watch=watch)
             if isinstance(found, MovePlan):
                 return PlaceDecision(found.placement, found.moves, interrupted=found.interrupted)
             no_moves = found
         interrupted = no_moves is not None and no_moves.interrupted
-        free = free_of(topology, self._ledger, self._others, devices=self._free_devices)
-        answer = place(self._topology, free, request)
+        answer = place(self._topology, node.free, request)
         suggestions = NO_SUGGESTIONS
         if self._explain and isinstance(answer, Refusal):
             # With --make-room the moves were searched already.
-            movable = () if self._make_room or not self._kept else self._occupants()
-            suggestions = find_suggestions(topology, free, request, movable)
+            there = replace(node, running=()) if self._make_room or not self._kept else node
+            suggestions = find_suggestions(there, node.free, request)
         if no_moves is not None:
             suggestions = replace(suggestions, no_moves=no_moves)
         return PlaceDecision(answer, (), interrupted, suggestions)
@@ -233,16 +225,9 @@ class PlaceSession:
         """The devices that the kubelet will not have given to kept VMs."""
         return devices_beside(self._machine.devices, self._kept.values())
 
-    def _occupants(self) -> tuple[Occupant, ...]:
-        others = (occupant_of_claim(claim.pod, claim, self._topology) for claim in self._others)
-        return (*self._kept.values(), *others)
-
     def _take(self, uid: str, request: Request, placement: Placement, moves: tuple[Move, ...]) -> None:
-        """Claim the CPUs of each move in turn, then of the new VM: the ledger refuses a taken CPU."""
         for move in moves:
-            self._ledger = self._ledger.after(LedgerChange(claims=(claim_of(PodUid(move.id), move.after),)))
             self._kept[move.id] = replace(self._kept[move.id], placement=move.after)
-        self._ledger = self._ledger.after(LedgerChange(claims=(claim_of(PodUid(uid), placement),)))
         devices = predicted_held(self._free_devices, request.devices)
         self._kept[uid] = Occupant(uid, request, placement, devices=devices)
 
@@ -253,7 +238,6 @@ class PlaceSession:
         occupant = self._kept.pop(name, None)
         if occupant is None:
             raise BadBody(f"id {name!r} holds no CPUs")
-        self._ledger = self._ledger.after(LedgerChange(releases=(PodUid(name),)))
         cpus = format_cpu_list(occupant.placement.cpus | occupant.placement.owned)
         return PlaceAnswer(
             AnswerKind.RELEASED, {"released": name, "cpus": cpus}, f"{name}: released CPUs {cpus}"

@@ -52,22 +52,34 @@ def occupant_of_claim(name: str, claim: Claim, topology: Topology | None) -> Occ
     return Occupant(name, Request(max(1, cpus.bit_count()), options), held, movable=False)
 
 
-class RunningVms:
-    """The VMs on one machine and their placements."""
+@dataclass(frozen=True)
+class ClusterNode:
+    """One node: its machine and its running VMs."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        occupants: Iterable[Occupant],
-        devices: NodeDevices | None = None,
-        *,
-        pools_shrink: bool = False,
-    ) -> None:
-        """`devices` and `pools_shrink` are as in `free_of`."""
-        self.topology = topology
-        self.occupants = {occupant.id: occupant for occupant in occupants}
-        self._devices = devices
-        self._pools_shrink = pools_shrink
+    name: NodeName
+    topology: Topology
+    running: tuple[Occupant, ...] = ()
+    pools_shrink: bool = False
+    """Whether an agent can take CPUs out of the pools of `numa` VMs."""
+    devices: NodeDevices | None = None
+    """Free devices, together with devices of the running VMs; None where nothing is known of them."""
+
+    @cached_property
+    def free(self) -> Free:
+        """CPUs, memory and devices that the running VMs leave free."""
+        claims = [claim_of(PodUid(vm.id), vm.placement) for vm in self.running]
+        devices = devices_beside(self.devices, self.running)
+        return free_of(self.topology, Ledger(), claims, pools_shrink=self.pools_shrink, devices=devices)
+
+
+class RunningVms:
+    """The VMs on one node and their placements."""
+
+    def __init__(self, node: ClusterNode) -> None:
+        self.topology = node.topology
+        self.occupants = {occupant.id: occupant for occupant in node.running}
+        self._devices = node.free.devices
+        self._pools_shrink = node.pools_shrink
         self._claims = {
             PodUid(uid): claim_of(PodUid(uid), one.placement) for uid, one in self.occupants.items()
         }
@@ -123,26 +135,6 @@ def bytes_moved(request: Request, before: Placement, after: Placement) -> Bytes:
     there = memory_of(request, before)
     arrived = (max(0, count - there.get(node, 0)) for node, count in memory_of(request, after).items())
     return Bytes(sum(arrived))
-
-
-@dataclass(frozen=True)
-class ClusterNode:
-    """One node: its machine and its running VMs."""
-
-    name: NodeName
-    topology: Topology
-    running: tuple[Occupant, ...] = ()
-    pools_shrink: bool = False
-    """Whether an agent can take CPUs out of the pools of `numa` VMs."""
-    devices: NodeDevices | None = None
-    """Free devices, together with devices of the running VMs; None where nothing is known of them."""
-
-    @cached_property
-    def free(self) -> Free:
-        """CPUs, memory and devices that the running VMs leave free."""
-        claims = [claim_of(PodUid(vm.id), vm.placement) for vm in self.running]
-        devices = devices_beside(self.devices, self.running)
-        return free_of(self.topology, Ledger(), claims, pools_shrink=self.pools_shrink, devices=devices)
 
 
 class Nearness(Enum):

@@ -21,7 +21,7 @@ from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName
 from kvplace.kube.object_records import PodReport
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
 from kvplace.nodes.node_machine import Unusable, answer_of
-from kvplace.nodes.planning_cluster import occupants_of
+from kvplace.nodes.planning_cluster import planning_node
 
 _SEARCHED_NODES = 2
 """Changes are searched for so many nodes: dozens of placements each, and other nodes give much the same."""
@@ -125,15 +125,8 @@ def _suggestions(
         node = view.nodes[name]
         if isinstance(node.snapshot, Unusable):
             continue
-        machine, free = node.snapshot.machine, node.snapshot.free
-        running = occupants_of(view, node)
-        suggestions = find_suggestions(
-            machine.topology,
-            free,
-            request,
-            running,
-            pools_shrink=machine.pools_shrink,
-        )
+        there, free = planning_node(view, node, node.snapshot), node.snapshot.free
+        suggestions = find_suggestions(there, free, request)
         if suggestions.found:
             moved = {move.id for one in suggestions.found for move in one.moves}
             found.append(

@@ -31,7 +31,7 @@ from kvplace.kube.object_records import NO_NODE
 from kvplace.kube.watches import NODES, PODS, VMIS, ListClient
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView
-from kvplace.nodes.node_machine import NodeMachine, Unusable, with_claimed_devices
+from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, with_claimed_devices
 
 T = TypeVar("T")
 
@@ -227,17 +227,20 @@ def _taken(nodes: tuple[ClusterNode, ...], planned: Iterable[PlannedVm]) -> tupl
 
 def planning_nodes(view: ClusterView) -> tuple[ClusterNode, ...]:
     """Return every node where something can be placed, with the VMs that its ledger names."""
-    found = []
-    for name, node in view.nodes.items():
-        if isinstance(node.snapshot, Unusable):
-            continue
-        machine = node.snapshot.machine
-        running, devices = occupants_of(view, node), node.snapshot.free.devices
-        found.append(ClusterNode(NodeName(name), machine.topology, running, machine.pools_shrink, devices))
-    return tuple(found)
+    return tuple(
+        planning_node(view, node, node.snapshot)
+        for node in view.nodes.values()
+        if isinstance(node.snapshot, NodeSnapshot)
+    )
 
 
-def occupants_of(view: ClusterView, node: NodeView) -> tuple[Occupant, ...]:
+def planning_node(view: ClusterView, node: NodeView, snapshot: NodeSnapshot) -> ClusterNode:
+    """Return a node with the VMs that its ledger names."""
+    machine, running = snapshot.machine, _occupants_of(view, node)
+    return ClusterNode(node.name, machine.topology, running, machine.pools_shrink, snapshot.free.devices)
+
+
+def _occupants_of(view: ClusterView, node: NodeView) -> tuple[Occupant, ...]:
     """Return the VMs that the ledger of a node names, `namespace/name`, and the use by others.
 
     A VM with an unknown placement, or one that is getting other cores, holds the CPUs of its claim and stays

@@ -103,15 +103,7 @@ class SimulatedCluster:
         names = [name for _, name in sorted(enough)]
         best: tuple[tuple[int, int], NodeName, MovePlan] | None = None
         for name in ([first, *names] if first is not None else names)[:_MOST_NODES_SEARCHED_FOR_MOVES]:
-            node = self._nodes[name]
-            plan = make_room(
-                node.topology,
-                node.running,
-                request,
-                devices=self._free[name].devices,
-                most_moves=most_moves,
-                max_steps=max_steps,
-            )
+            plan = make_room(self._nodes[name], request, most_moves=most_moves, max_steps=max_steps)
             if isinstance(plan, MovePlan):
                 cost = (len(plan.moves), plan.bytes_moved)
                 if best is None or cost < best[0]:

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
+from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.request import EmulatorThreads, NumaMemory, PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask, NumaId, PackageId
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask, NodeName, NumaId, PackageId
 from kvplace.core.topology import NumaNode, Package, Topology
 
 GIB = Bytes(1 << 30)
@@ -45,6 +46,13 @@ def make_topology(
         CpuMask(reserved),
         CpuMask(isolated),
     )
+
+
+def make_node(
+    topology: Topology, running: Iterable[Occupant] = (), *, pools_shrink: bool = False
+) -> ClusterNode:
+    """Make a node of a machine and its running VMs."""
+    return ClusterNode(NodeName("node"), topology, tuple(running), pools_shrink)
 
 
 def make_package(number: int, cpus: int) -> Package:

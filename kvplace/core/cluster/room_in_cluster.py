@@ -142,11 +142,8 @@ def find_room(nodes: Sequence[ClusterNode], request: Request) -> RoomOnNode | No
         if left <= 0 or (best is not None and best.cost[:2] == (1, 0)):
             break
         answer = make_room(
-            node.topology,
-            node.running,
+            node,
             request,
-            devices=node.devices,
-            pools_shrink=node.pools_shrink,
             most_moves=MAX_MOVES if best is None else len(best.plan.moves),
             max_steps=min(left, STEPS_PER_NODE),
         )
@@ -232,14 +229,8 @@ class _RoomSearch:
                 break
             self._draft.step()
             node = self._draft.nodes[index]
-            answer = make_room(
-                node.node.topology,
-                [*node.running, *node.planned.values()],
-                shape.request,
-                devices=node.free.devices,
-                pools_shrink=node.node.pools_shrink,
-                max_steps=min(self._steps, MAX_STEPS),
-            )
+            now = replace(node.node, running=(*node.running, *node.planned.values()))
+            answer = make_room(now, shape.request, max_steps=min(self._steps, MAX_STEPS))
             self._steps -= answer.steps
             if isinstance(answer, MovePlan):
                 moves = _of_running(answer)

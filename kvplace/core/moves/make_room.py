@@ -23,14 +23,12 @@ from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.moves.step_trials import StepTrials, Trial, moved_bytes
 from kvplace.core.moves.targets import ResourceCounts, Step, Target, VmToPlace, moving_vm, new_vm
-from kvplace.core.node_devices import NodeDevices
-from kvplace.core.occupant import Occupant, RunningVms, bytes_moved, locality_of
+from kvplace.core.occupant import ClusterNode, RunningVms, bytes_moved, locality_of
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted
 from kvplace.core.request import Policy, Request
 from kvplace.core.scalars import Bytes, CpuMask
 from kvplace.core.search_budget import LOOK, MAX_STEPS, Watch, WatchedBudget, unwatched
-from kvplace.core.topology import Topology
 
 MAX_MOVES = 2
 """More moves than that are not searched for."""
@@ -78,12 +76,9 @@ class NoMoves:
 
 
 def make_room(
-    topology: Topology,
-    occupants: Sequence[Occupant],
+    node: ClusterNode,
     request: Request,
     *,
-    devices: NodeDevices | None = None,
-    pools_shrink: bool = False,
     most_moves: int = MAX_MOVES,
     max_steps: int = MAX_STEPS,
     watch: Watch = unwatched,
@@ -92,20 +87,20 @@ def make_room(
 
     The plan has no moves when it fits well already. VMs with policy `immovable` stay, and VMs
     with devices of the host stay on their NUMA nodes. Every VM that moves keeps its own scope and options,
-    and never gets a worse locality than it has. `pools_shrink` is as in `free_of`, and `devices`
-    are the free ones.
+    and never gets a worse locality than it has.
 
     For each number of moves the search takes at most `max_steps` steps (see `search_budget`). `watch` is
     called repeatedly and may end the search earlier. The answer is then the best sequence so far.
     """
-    empty = try_place(topology, free_of(topology, Ledger(), devices=devices), request)
+    topology = node.topology
+    empty = try_place(topology, free_of(topology, Ledger(), devices=node.free.devices), request)
     if empty is None:
         return NoMoves("the VM does not fit on the empty machine", exact=True)
-    running = RunningVms(topology, occupants, devices, pools_shrink=pools_shrink)
-    now = try_place(topology, running.free({}), request)
+    now = try_place(topology, node.free, request)
     if now is not None and len(now.numa_nodes) <= len(empty.numa_nodes):
         return MovePlan(now, ())
-    most_moves = min(most_moves, MAX_MOVES, len(occupants) + 1)
+    most_moves = min(most_moves, MAX_MOVES, len(node.running) + 1)
+    running = RunningVms(node)
     search = MoveSearch(running, request, empty, max_steps, watch)
     found = search.best(most_moves)
     steps = search.budget.total

@@ -17,7 +17,7 @@ from kvplace.core.annotations import contradiction_in
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.free_resources import Free
 from kvplace.core.moves.make_room import Move, MovePlan, NoMoves, make_room
-from kvplace.core.occupant import Occupant
+from kvplace.core.occupant import ClusterNode
 from kvplace.core.placement import Placement, Refusal
 from kvplace.core.quantity import about_bytes, bytes_in_pages, counted, format_bytes
 from kvplace.core.request import (
@@ -69,34 +69,25 @@ class Suggestions:
 NO_SUGGESTIONS = Suggestions()
 
 
-def find_suggestions(
-    topology: Topology,
-    free: Free,
-    request: Request,
-    occupants: Sequence[Occupant] = (),
-    *,
-    pools_shrink: bool = False,
-) -> Suggestions:
-    """Find the changes that make a refused VM fit.
+def find_suggestions(node: ClusterNode, free: Free, request: Request) -> Suggestions:
+    """Find the changes that make a refused VM fit on a node with these free resources.
 
-    1. Other VMs move (`occupants` are all that run there, `pools_shrink` is as for `make_room`).
+    1. Other VMs move.
     2. A weaker option: cpu-set, smt, emulator-threads, numa-memory.
     3. Fewer vCPUs, huge pages or bytes, the smallest share first.
     4. The VM shares its CPUs.
     """
-    weaker = _WeakerRequests(topology, free, request)
+    weaker = _WeakerRequests(node.topology, free, request)
     found = list(weaker.weaker_options())
     fewer = [*weaker.fewer_vcpus(), *weaker.fewer_pages(), *weaker.less_memory()]
     found += [suggestion for _, suggestion in sorted(fewer, key=lambda pair: pair[0])]
     found += weaker.sharing()
-    if not occupants:
+    if not node.running:
         return Suggestions(tuple(found))
-    answer = make_room(
-        topology, occupants, request, devices=free.devices, pools_shrink=pools_shrink, most_moves=1
-    )
+    answer = make_room(node, request, most_moves=1)
     if isinstance(answer, NoMoves):
         return Suggestions(tuple(found), answer)
-    moves = [_moves_suggestion(topology, request, answer)] if answer.moves else []
+    moves = [_moves_suggestion(node.topology, request, answer)] if answer.moves else []
     return Suggestions((*moves, *found))
 
 

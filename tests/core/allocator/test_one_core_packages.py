@@ -15,7 +15,7 @@ from kvplace.core.request import Level, PinningOptions, Request, Scope
 from kvplace.core.scalars import Bytes
 from kvplace.core.topology import Topology
 from tests.core.allocator.shapes import machine, slit
-from tests.core.machines import GIB
+from tests.core.machines import GIB, make_node
 
 CORES = [f"{2 * core}-{2 * core + 1}" for core in range(8)]
 EACH_A_SOCKET = machine(
@@ -99,7 +99,7 @@ def test_a_change_that_helps_names_numa_nodes() -> None:
     free = free_of(EACH_A_SOCKET, Ledger())
     (fewer,) = [
         suggestion
-        for suggestion in find_suggestions(EACH_A_SOCKET, free, Request(9)).found
+        for suggestion in find_suggestions(make_node(EACH_A_SOCKET, ()), free, Request(9)).found
         if suggestion.field == "vcpus"
     ]
     assert fewer.sentence == "with 8 vCPUs it fits on NUMA node 0"

@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster.draft import Draft, shapes_of
 from kvplace.core.cluster.planning import Plan, VmRequest, plan
+from kvplace.core.cluster.room_in_cluster import find_room
 from kvplace.core.node_devices import NodeDevices, TopologyPolicy
 from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.placement import Placement, Reason
 from kvplace.core.request import DeviceNuma, PinningOptions, Request, Scope
-from kvplace.core.scalars import NodeName, NumaId, ResourceName
+from kvplace.core.scalars import CpuMask, NodeName, NumaId, ResourceName
 from tests.core.cluster.clusters import machine
 
 VF = ResourceName("intel.com/vf")
@@ -121,3 +123,17 @@ def test_the_free_devices_of_a_draft_are_those_that_its_vms_leave(data: st.DataO
         held = sum(shapes[each].request.devices.get(VF, 0) for each in draft.node_of)
         assert sum(one.free for one in devices.counts) == sum(counts) - held
         assert draft.nodes[0].free == replace(start, running=tuple(draft.nodes[0].planned.values())).free
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_no_vm_moves_to_make_room_at_a_device_that_another_vm_has(left: int) -> None:
+    beside = node("a", 1 + left, 1)
+    small = Request(1, PinningOptions(scope=Scope.ANY))
+    there = []
+    for name, cpus in (("holds", 0b1_0000), ("may-move", 0b1)):
+        placed = try_place(beside.topology, beside.free.within(CpuMask(cpus)), small)
+        assert placed is not None
+        there.append(Occupant(name, small, placed))
+    there[0] = replace(there[0], devices={(VF, NumaId(0)): 1}, movable=False)
+    found = find_room([replace(beside, running=tuple(there))], vm("wide", vcpus=4).request)
+    assert (found is not None) is bool(left)

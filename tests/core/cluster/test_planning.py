@@ -18,7 +18,7 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.moves.make_room import make_room
-from kvplace.core.occupant import ClusterNode, Occupant, RunningVms
+from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.placement import Placement, Reason, Refusal
 from kvplace.core.request import PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
@@ -33,7 +33,7 @@ from tests.core.cluster.clusters import (
     problems,
     vms_of,
 )
-from tests.core.machines import GIB, topologies
+from tests.core.machines import GIB, make_node, topologies
 from tests.profiles import examples, rounds
 
 
@@ -162,7 +162,7 @@ def occupied(
     chance = Random(draw(st.integers(0, 1 << 32)))
     occupants: list[Occupant] = []
     for number, request in enumerate(draw(st.lists(requests, min_size=least, max_size=most))):
-        free = RunningVms(topology, occupants).free({})
+        free = make_node(topology, occupants).free
         cpus = list(cpus_of(free.pool))
         some = mask_of(chance.sample(cpus, chance.randint(0, len(cpus))))
         for choice in (free.within(some), free):
@@ -290,7 +290,7 @@ def test_a_search_for_moves_that_stopped_at_its_bound_is_reported() -> None:
 
 def test_the_bound_counts_the_steps_for_all_vms_together() -> None:
     node = strewn(4)
-    enough_for_one = make_room(node.topology, node.running, vms_of(4)[0].request).steps
+    enough_for_one = make_room(node, vms_of(4)[0].request).steps
     with patch("kvplace.core.cluster.room_in_cluster._MAX_TOTAL_STEPS", enough_for_one):
         found = plan([node], vms_of(4, 4, 4), make_room=True)
     assert len(found.moves) == 1

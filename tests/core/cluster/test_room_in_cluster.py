@@ -22,6 +22,7 @@ from kvplace.core.occupant import ClusterNode, Occupant, RunningVms, occupant_of
 from kvplace.core.request import Request, Scope
 from kvplace.core.scalars import NodeName, PodUid
 from tests.core.example_ledgers import with_vm
+from tests.core.machines import make_node
 from tests.core.moves.fragmented import MIXED, Case, fragmented
 from tests.core.requests import request_with
 from tests.nodes.machines import TWO
@@ -45,14 +46,14 @@ def test_only_vms_that_may_move_do_and_the_vm_fits_afterwards() -> None:
         if room is None:
             continue
         found += 1
-        running = RunningVms(case.topology, case.occupants)
+        running = RunningVms(case.node)
         for move in room.plan.moves:
             assert running.occupants[move.id].movable
             others = [one for one in running.occupants.values() if one.id != move.id]
-            free = RunningVms(case.topology, others).free({})
+            free = make_node(case.topology, others).free
             assert free.can_give(claim_of(PodUid(move.id), move.after))
             moved = Occupant(move.id, running.occupants[move.id].request, move.after)
-            running = RunningVms(case.topology, [*others, replace(moved, movable=True)])
+            running = RunningVms(make_node(case.topology, [*others, replace(moved, movable=True)]))
         assert try_place(case.topology, running.free({}), case.request) is not None
     assert found > rounds(20, quick=2)
 
@@ -66,7 +67,7 @@ def test_the_node_with_the_fewest_moves_and_least_memory_is_chosen_in_whatever_o
         nodes = [crowded(name, one) for name, one in cases.items()]
         costs = []
         for node in nodes:
-            plan = make_room(node.topology, node.running, case.request)
+            plan = make_room(node, case.request)
             if isinstance(plan, MovePlan) and plan.moves:
                 costs.append((len(plan.moves), plan.bytes_moved))
         room = find_room(nodes, case.request)

@@ -15,12 +15,12 @@ from random import Random
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import mask_of
 from kvplace.core.free_resources import Free
-from kvplace.core.occupant import Occupant, RunningVms
+from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, NumaMemory, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import NO_BYTES
 from kvplace.core.topology import Topology
-from tests.core.machines import GIB, make_numa_node, make_package, make_topology
+from tests.core.machines import GIB, make_node, make_numa_node, make_package, make_topology
 
 PLAIN = (Policy.EXCLUSIVE,)
 PINNED = (Policy.EXCLUSIVE, Policy.EXCLUSIVE, Policy.EXCLUSIVE, Policy.SHARE, Policy.IMMOVABLE)
@@ -36,16 +36,21 @@ class Case:
     request: Request
 
     @property
+    def node(self) -> ClusterNode:
+        """The node with the VMs that run there."""
+        return make_node(self.topology, self.occupants)
+
+    @property
     def free(self) -> Free:
         """The resources that are free for the new VM."""
-        return RunningVms(self.topology, self.occupants).free({})
+        return self.node.free
 
 
 def fragmented(chance: Random, *, most_cpus: int, policies: Sequence[Policy] = PLAIN) -> Case:
     """Draw a machine of at most so many CPUs on which the new VM fits well when it is empty, but not now."""
     while True:
         case = _case(chance, most_cpus, policies)
-        empty = place(case.topology, RunningVms(case.topology, []).free({}), case.request)
+        empty = place(case.topology, make_node(case.topology, []).free, case.request)
         now = place(case.topology, case.free, case.request)
         if isinstance(empty, Placement) and (
             not isinstance(now, Placement) or len(now.numa_nodes) > len(empty.numa_nodes)
@@ -59,7 +64,7 @@ def _case(chance: Random, most_cpus: int, policies: Sequence[Policy]) -> Case:
     with_memory = any(node.memory for node in topology.numa_nodes)
     occupants: list[Occupant] = []
     for number in range(12):
-        free = RunningVms(topology, occupants).free({})
+        free = make_node(topology, occupants).free
         if free.cpus.bit_count() <= widest:
             break
         request = _request(chance, chance.randint(1, max(1, widest - 1)), policies, with_memory)
@@ -69,7 +74,7 @@ def _case(chance: Random, most_cpus: int, policies: Sequence[Policy]) -> Case:
             found = place(topology, free, request)
         if isinstance(found, Placement):
             occupants.append(Occupant(f"vm-{number}", request, found))
-    free = RunningVms(topology, occupants).free({})
+    free = make_node(topology, occupants).free
     holes = [(free.cpus & node.cpus).bit_count() for node in topology.numa_nodes]
     most = max(1, min(widest, free.cpus.bit_count()))
     policies = (Policy.EXCLUSIVE, Policy.EXCLUSIVE, *policies)  # a VM that shares fits nearly always

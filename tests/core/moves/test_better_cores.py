@@ -10,18 +10,19 @@ from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster.defragmentation import better_placement, cpus_in_places, left_by, places
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free_resources import Free
-from kvplace.core.occupant import Occupant, RunningVms, locality_of
+from kvplace.core.occupant import Occupant, locality_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
 from tests.core.cluster.clusters import machine
+from tests.core.machines import make_node
 from tests.core.moves.fragmented import Case, fragmented
 from tests.profiles import rounds
 
 
 def _without(case: Case, vm: Occupant) -> Free:
-    return RunningVms(case.topology, [one for one in case.occupants if one is not vm]).free({})
+    return make_node(case.topology, [one for one in case.occupants if one is not vm]).free
 
 
 def _every_placement(topology: Topology, free: Free, vm: Occupant) -> Iterator[Placement]:
@@ -99,9 +100,9 @@ def test_places_count_the_vms_of_one_size_that_single_numa_nodes_hold() -> None:
 def test_a_vm_over_two_numa_nodes_comes_together_when_one_has_room() -> None:
     topology = machine(4, 4)
     request = Request(4, PinningOptions(Scope.ANY))
-    split = try_place(topology, RunningVms(topology, ()).free({}).within(CpuMask(0b00110011)), request)
+    split = try_place(topology, make_node(topology, ()).free.within(CpuMask(0b00110011)), request)
     assert split is not None
     assert len(split.numa_nodes) == 2
-    after = better_placement(topology, RunningVms(topology, ()).free({}), request, split)
+    after = better_placement(topology, make_node(topology, ()).free, request, split)
     assert after is not None
     assert len(after.numa_nodes) == 1

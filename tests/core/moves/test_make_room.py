@@ -30,7 +30,7 @@ from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Reques
 from kvplace.core.scalars import CpuMask, NodeName, PodUid, ResourceName
 from kvplace.core.topology import Topology
 from kvplace.machines.server_types import read_machine
-from tests.core.machines import GIB, make_numa_node, make_package, make_topology
+from tests.core.machines import GIB, make_node, make_numa_node, make_package, make_topology
 from tests.core.moves.fragmented import MIXED, PLAIN, fragmented
 from tests.core.requests import request_with
 from tests.profiles import rounds
@@ -65,7 +65,7 @@ def _with_device(vm: Occupant) -> Occupant:
 
 
 def _found(topology: Topology, occupants: Sequence[Occupant], request: Request) -> MovePlan:
-    found = make_room(topology, occupants, request)
+    found = make_room(make_node(topology, occupants), request)
     assert isinstance(found, MovePlan)
     return found
 
@@ -106,8 +106,8 @@ def test_a_vm_goes_to_cpus_of_a_pool_that_an_agent_can_shrink(kind: str) -> None
     if kind == "a claim alone":
         pool = occupant_of_claim("pool", claim_of(PodUid("pool"), pool.placement), machine)
     occupants = [moves, pool, stays]
-    assert isinstance(make_room(machine, occupants, WIDE), NoMoves)
-    plan = make_room(machine, occupants, WIDE, pools_shrink=True)
+    assert isinstance(make_room(make_node(machine, occupants), WIDE), NoMoves)
+    plan = make_room(make_node(machine, occupants, pools_shrink=True), WIDE)
     assert isinstance(plan, MovePlan)
     assert _moves(plan) == [("moves", mask_of(range(4)), mask_of(range(12, 16)))]
     assert plan.placement.owned == mask_of(range(7))  # the pool keeps its last core
@@ -117,8 +117,8 @@ def test_a_vm_goes_to_cpus_of_a_pool_that_an_agent_can_shrink(kind: str) -> None
 def test_a_move_is_suggested_with_cpus_of_a_pool_only_where_an_agent_can_shrink_it(*, shrinks: bool) -> None:
     machine = _machine(2, 8)
     occupants = _beside_a_pool(machine)
-    free = RunningVms(machine, occupants, pools_shrink=shrinks).free({})
-    found = find_suggestions(machine, free, WIDE, occupants, pools_shrink=shrinks).found
+    free = make_node(machine, occupants, pools_shrink=shrinks).free
+    found = find_suggestions(make_node(machine, occupants, pools_shrink=shrinks), free, WIDE).found
     suggested = [(move.id, one.placement.owned) for one in found for move in one.moves]
     assert suggested == ([("moves", mask_of(range(7)))] if shrinks else [])
 
@@ -142,7 +142,7 @@ def test_a_vm_with_devices_of_the_host_stays_on_its_numa_node() -> None:
     request = Request(4, PinningOptions(scope=Scope.ONE_NUMA), memory=GIB)
     assert _moves(_found(machine, occupants, request)) == [("heavy", 0b11, 0b11 << 10)]
     pinned = [_with_device(one) for one in occupants]
-    assert isinstance(make_room(machine, pinned, request), NoMoves)
+    assert isinstance(make_room(make_node(machine, pinned), request), NoMoves)
 
 
 def test_a_vm_with_devices_of_the_host_gets_other_cores_of_its_numa_node() -> None:
@@ -210,7 +210,7 @@ def test_memory_and_huge_pages_must_fit_where_a_vm_goes() -> None:
     assert _moves(plan) == [("c", 0b11 << 8, 0b11 << 2)]
     occupants[2] = _runs(machine, "c", "8-9", **paged)
     request = Request(4, PinningOptions(scope=Scope.ONE_NUMA))
-    assert isinstance(make_room(machine, occupants, request), NoMoves)
+    assert isinstance(make_room(make_node(machine, occupants), request), NoMoves)
 
 
 def test_an_isolated_vm_goes_where_it_leaves_fewer_siblings_idle() -> None:
@@ -226,7 +226,7 @@ def test_a_vm_mostly_outside_the_usable_cpus_needs_no_more_of_them() -> None:
     uneven = replace(plain, cores=(*plain.cores[:8], mask_of([8, 11]), mask_of([9]), mask_of([10])))
     occupants = [_runs(uneven, "a", "0-1"), _runs(uneven, "b", "4-5"), _runs(uneven, "outside", "8-10")]
     request = Request(4, PinningOptions(scope=Scope.ONE_NUMA))
-    plan = make_room(uneven.giving_out(parse_cpu_list("0-7,10")), occupants, request)
+    plan = make_room(make_node(uneven.giving_out(parse_cpu_list("0-7,10")), occupants), request)
     assert isinstance(plan, MovePlan)
     assert len(plan.moves) == 1
 
@@ -274,7 +274,7 @@ def test_no_vm_is_moved_onto_more_sockets_than_before() -> None:
         _runs(machine, "c", "6", policy=Policy.IMMOVABLE),
     ]
     request = Request(2, PinningOptions(scope=Scope.ONE_L3))
-    assert isinstance(make_room(machine, occupants, request), NoMoves)
+    assert isinstance(make_room(make_node(machine, occupants), request), NoMoves)
     both_sockets = [_runs(machine, "both sockets", "0,2,5", scope=Scope.ANY), *occupants[1:]]
     assert len(_found(machine, both_sockets, request).moves) == 1
 
@@ -287,7 +287,7 @@ def test_immovable_vms_stay() -> None:
     moved[0] = _runs(machine, "a", "0-1", policy=Policy.IMMOVABLE)
     assert [uid for uid, _, _ in _moves(_found(machine, moved, request))] == ["b"]
     moved[1] = _runs(machine, "b", "4-5", policy=Policy.IMMOVABLE)
-    assert make_room(machine, moved, request) == NoMoves(
+    assert make_room(make_node(machine, moved), request) == NoMoves(
         "no sequence of up to 2 moves makes room", exact=True
     )
 
@@ -309,8 +309,8 @@ def test_a_vm_that_fits_well_needs_no_moves_and_one_that_never_fits_gets_none() 
     occupants = [_runs(machine, "a", "0-1")]
     assert _found(machine, occupants, Request(2, PinningOptions(scope=Scope.ONE_NUMA))).moves == ()
     never = NoMoves("the VM does not fit on the empty machine", exact=True)
-    assert make_room(machine, occupants, Request(5, PinningOptions(scope=Scope.ONE_NUMA))) == never
-    full = make_room(machine, occupants, Request(7, PinningOptions(scope=Scope.ANY)))
+    assert make_room(make_node(machine, occupants), Request(5, PinningOptions(scope=Scope.ONE_NUMA))) == never
+    full = make_room(make_node(machine, occupants), Request(7, PinningOptions(scope=Scope.ANY)))
     assert full == NoMoves("no sequence of up to 2 moves makes room", exact=True)
 
 
@@ -318,7 +318,7 @@ def test_a_vm_that_fits_on_too_many_numa_nodes_gets_moves() -> None:
     machine = _machine(2, 4)
     occupants = [_runs(machine, "a", "0-1"), _runs(machine, "b", "4-5")]
     request = Request(4, PinningOptions(scope=Scope.ANY))
-    scattered = place(machine, RunningVms(machine, occupants).free({}), request)
+    scattered = place(machine, make_node(machine, occupants).free, request)
     assert isinstance(scattered, Placement)
     assert scattered.numa_nodes == (0, 1)
     plan = _found(machine, occupants, request)
@@ -331,7 +331,7 @@ def test_an_answer_that_comes_from_the_bound_reports_it() -> None:
     occupants = [_runs(machine, f"{first}", f"{first}-{first + 5}") for first in (0, 12, 24, 36)]
     request = Request(24, PinningOptions(scope=Scope.ONE_NUMA))
     assert len(_found(machine, occupants, request).moves) == 2
-    assert make_room(machine, occupants, request, max_steps=10) == NoMoves(
+    assert make_room(make_node(machine, occupants), request, max_steps=10) == NoMoves(
         "no moves found within 10 search steps; there may be some", exact=False
     )
 
@@ -347,13 +347,13 @@ def test_a_search_that_its_watch_ends_reports_it_and_takes_no_more_steps() -> No
         return False
 
     with patch("kvplace.core.search_budget._STEPS_BETWEEN_LOOKS", 10):
-        ended = make_room(machine, occupants, request, watch=end)
+        ended = make_room(make_node(machine, occupants), request, watch=end)
     assert isinstance(ended, NoMoves)
     assert ended.interrupted
     assert not ended.exact
     assert ended.sentence == "no moves found before the search was interrupted; there may be some"
     assert len(told) == 1
-    assert make_room(machine, occupants, request, watch=lambda steps: True) == _found(
+    assert make_room(make_node(machine, occupants), request, watch=lambda steps: True) == _found(
         machine, occupants, request
     )
 
@@ -364,7 +364,7 @@ def test_a_full_numa_node_is_cleared_on_a_machine_of_256_cpus() -> None:
         size = (8, 4, 12, 4)[number % 4]
         node = ROME.numa_nodes[number % 8]
         request = Request(size, PinningOptions(scope=Scope.ONE_NUMA, smt=Smt.REQUIRE), memory=size * GIB)
-        now = RunningVms(ROME, occupants).free({})
+        now = make_node(ROME, occupants).free
         found = place(ROME, now.within(node.cpus), request)
         if isinstance(found, Placement) and now.cpus.bit_count() > 52:
             occupants.append(Occupant(f"vm-{number}", request, found))
@@ -385,8 +385,8 @@ def test_every_step_is_safe_and_no_vm_loses_by_it(
     plans: list[MovePlan] = []
     for seed in range(rounds(300, quick=60)):
         case = fragmented(Random(seed), most_cpus=most_cpus, policies=policies)
-        plan = make_room(case.topology, case.occupants, case.request)
-        assert plan == make_room(case.topology, case.occupants, case.request), seed
+        plan = make_room(case.node, case.request)
+        assert plan == make_room(case.node, case.request), seed
         if isinstance(plan, MovePlan):
             _check(case.topology, case.occupants, case.request, plan)
             plans.append(plan)
@@ -397,7 +397,7 @@ def test_every_step_is_safe_and_no_vm_loses_by_it(
 
 def _check(topology: Topology, occupants: Sequence[Occupant], request: Request, plan: MovePlan) -> None:
     """Take the moves one by one: each only with what is free at that moment."""
-    running = RunningVms(topology, occupants)
+    running = RunningVms(make_node(topology, occupants))
     now: dict[str, Placement | None] = {}
     for move in plan.moves:
         one = running.occupants[move.id]

@@ -18,7 +18,7 @@ from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import Bytes
 from kvplace.core.topology import Topology
-from tests.core.machines import GIB, make_numa_node, make_package, make_topology
+from tests.core.machines import GIB, make_node, make_numa_node, make_package, make_topology
 from tests.core.moves.fragmented import PINNED, Case, fragmented
 from tests.profiles import rounds
 
@@ -50,7 +50,7 @@ def fewest_and_cheapest(
     empty = place(topology, free_of(topology, Ledger()), request)
     if isinstance(empty, Refusal):
         return None
-    running = RunningVms(topology, occupants)
+    running = RunningVms(make_node(topology, occupants))
     states: dict[tuple[tuple[int, ...], ...], tuple[int, dict[str, Placement | None]]] = {(): (0, {})}
     for moves in range(most_moves + 1):
         well = []
@@ -83,7 +83,7 @@ def _exercise(cases: Iterable[Case], most_moves: int) -> Counter[int | None]:
     """Compare every case with the exhaustive search; count the moves that were needed, None for no answer."""
     counts: Counter[int | None] = Counter()
     for number, case in enumerate(cases):
-        found = make_room(case.topology, case.occupants, case.request, most_moves=most_moves)
+        found = make_room(case.node, case.request, most_moves=most_moves)
         ours = (len(found.moves), found.bytes_moved) if isinstance(found, MovePlan) else None
         truth = fewest_and_cheapest(case.topology, case.occupants, case.request, most_moves)
         assert ours == truth, (number, case)
@@ -126,12 +126,12 @@ def tight(chance: Random) -> Case:
     occupants: list[Occupant] = []
     options = PinningOptions(scope=Scope.ONE_NUMA)
     for number in range(10):
-        free = RunningVms(topology, occupants).free({})
+        free = make_node(topology, occupants).free
         if free.cpus.bit_count() <= max(widths):
             break
         request = Request(chance.randint(1, 3), options, memory=Bytes(chance.randint(0, 3) * memory))
         found = place(topology, free.within(chance.choice(each)), request)
         if isinstance(found, Placement):
             occupants.append(Occupant(f"vm-{number}", request, found))
-    left = RunningVms(topology, occupants).free({}).cpus.bit_count()
+    left = make_node(topology, occupants).free.cpus.bit_count()
     return Case(topology, occupants, Request(min(left, max(widths)), options))

@@ -18,7 +18,7 @@ from kvplace.core.occupant import Occupant, RunningVms
 from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import EmulatorThreads, NumaMemory, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask
-from tests.core.machines import GIB, make_numa_node, make_package, make_topology
+from tests.core.machines import GIB, make_node, make_numa_node, make_package, make_topology
 from tests.core.moves.fragmented import MIXED, Case, fragmented
 from tests.profiles import rounds
 
@@ -31,17 +31,17 @@ MACHINE = make_topology(
     l3_groups=tuple(0b11 << 2 * core for core in range(8)),
     cores=tuple(0b11 << 2 * core for core in range(8)),
 )
-EMPTY = RunningVms(MACHINE, []).free({})
+EMPTY = make_node(MACHINE, []).free
 
 
 def _suggestions(
     request: Request, free: str = "0-15", occupants: Sequence[Occupant] = ()
 ) -> dict[str, tuple[object, str]]:
-    left = RunningVms(MACHINE, occupants).free({}).within(parse_cpu_list(free))
+    left = make_node(MACHINE, occupants).free.within(parse_cpu_list(free))
     assert isinstance(place(MACHINE, left, request), Refusal)
     return {
         suggestion.field: (suggestion.value, suggestion.sentence)
-        for suggestion in find_suggestions(MACHINE, left, request, occupants).found
+        for suggestion in find_suggestions(make_node(MACHINE, occupants), left, request).found
     }
 
 
@@ -165,11 +165,11 @@ def test_every_suggestion_makes_it_fit_and_nothing_smaller_does() -> None:
         free, request = case.free, case.request
         if isinstance(place(case.topology, free, request), Placement):
             continue  # it fits, but not well
-        for suggestion in find_suggestions(case.topology, free, request, case.occupants).found:
+        for suggestion in find_suggestions(case.node, free, request).found:
             exercised[suggestion.field] += 1
             if suggestion.moves:
                 now = {move.id: move.after for move in suggestion.moves}
-                free_then = RunningVms(case.topology, case.occupants).free(dict(now))
+                free_then = RunningVms(case.node).free(dict(now))
                 assert place(case.topology, free_then, request) == suggestion.placement, number
                 continue
             assert suggestion.request != request
@@ -218,20 +218,20 @@ def _a_little_less(suggestion: Suggestion, request: Request) -> Request | None:
 def test_where_nothing_helps_there_are_no_suggestions() -> None:
     nothing = Free(cpus=NO_CPUS, pool=NO_CPUS)
     request = Request(1, PinningOptions(numa_memory=NumaMemory.OFF))
-    assert find_suggestions(MACHINE, nothing, request) == Suggestions()
+    assert find_suggestions(make_node(MACHINE, ()), nothing, request) == Suggestions()
 
 
 def test_no_moves_are_suggested_where_none_are_needed() -> None:
     """The caller allows fewer CPUs than the running VMs leave."""
     occupants = [_running("web", "0-1", 2)]
     request = Request(4, PinningOptions(scope=Scope.ONE_NUMA))
-    found = find_suggestions(MACHINE, EMPTY.within(CpuMask(0b1100)), request, occupants).found
+    found = find_suggestions(make_node(MACHINE, occupants), EMPTY.within(CpuMask(0b1100)), request).found
     assert [suggestion.field for suggestion in found] == ["vcpus"]
 
 
 def test_a_search_for_moves_that_found_none_states_whether_there_are_any() -> None:
     occupants = [_running("web", "0-3", 4)]
-    left = RunningVms(MACHINE, occupants).free({})
+    left = make_node(MACHINE, occupants).free
     request = Request(13, PinningOptions(scope=Scope.ANY))
-    no_moves = find_suggestions(MACHINE, left, request, occupants).no_moves
+    no_moves = find_suggestions(make_node(MACHINE, occupants), left, request).no_moves
     assert no_moves == NoMoves("no sequence of up to 1 move makes room", exact=True)
