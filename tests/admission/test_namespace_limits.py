@@ -5,16 +5,16 @@ from __future__ import annotations
 import secrets
 import shlex
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import pytest
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, Json, RequestRefused
 from harness.control_plane.kubevirt_parts import KubeVirt
 from tests.admission.registered import registered
 from tests.admission.reviewed_objects import plain_pod, vm, vmi
 from tests.docs.blocks import block
-from tests.manifests.policies import refused
+from tests.manifests.policies import granted, refused
 
 LIMITS = {
     "kvplace.io/allowed-cpu-set": "one-l3,one-numa",
@@ -136,10 +136,6 @@ def test_a_namespace_without_these_annotations_allows_all(control_plane: Control
     _annotate(control_plane, limited, dict.fromkeys(LIMITS))
     try:
         for document in _objects({"cpu-set": "any", "kvplace.io/smt": "isolate"}):
-            for attempt in Retrying(
-                retry=retry_if_exception_type(RequestRefused), wait=wait_fixed(0.1), stop=stop_after_delay(60)
-            ):
-                with attempt:
-                    _create(control_plane, limited, document)
+            granted(partial(_create, control_plane, limited, document))
     finally:
         _annotate(control_plane, limited, LIMITS)

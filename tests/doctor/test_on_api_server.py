@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from harness.certificates import Authority
-from harness.waiting import PATIENCE_S
+from harness.waiting import PATIENCE_S, wait_until
 from kvplace import __version__
 from kvplace.core.errors import ExitCode
 from kvplace.doctor.examination import Examination, examine
@@ -367,8 +367,12 @@ def test_version_needs_no_more_than_the_rights_of_a_viewer_to_name_programs_that
     installed.apply(binding, pod)
     try:
         chosen = ("--kubeconfig", str(installed.plane.kubeconfig), "--as", "vera")
-        releases = json.loads(call_process("version", *chosen, "-o", "json").out)
+
+        def serve() -> str:
+            """The release of `serve`; empty until the API server has seen the binding."""
+            return str(json.loads(call_process("version", *chosen, "-o", "json").out).get("serve", ""))
+
+        wait_until(lambda: serve() == "7.8.9", lambda: f"serve has release {serve()!r}")
     finally:
         installed.delete(f"{RBAC}/clusterrolebindings/vera-views")
         installed.delete("/api/v1/namespaces/default/pods/serve-of-vera?gracePeriodSeconds=0")
-    assert releases["serve"] == "7.8.9"

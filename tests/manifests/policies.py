@@ -1,6 +1,7 @@
-"""Wait for an admission policy that has just been applied.
+"""Wait for an admission policy or a right that has just been applied or removed.
 
-The API server takes policies into use some moments after it has stored them, and does not report this.
+The API server takes policies and roles into use some moments after it has stored them, and does not report
+this.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from harness.control_plane.cluster import Json, RequestRefused
+from harness.waiting import PATIENCE_S
 
 
 class NotInForce(Exception):
@@ -17,7 +19,10 @@ class NotInForce(Exception):
 
 
 @retry(
-    retry=retry_if_exception_type(NotInForce), wait=wait_fixed(0.1), stop=stop_after_delay(60), reraise=True
+    retry=retry_if_exception_type(NotInForce),
+    wait=wait_fixed(0.1),
+    stop=stop_after_delay(PATIENCE_S),
+    reraise=True,
 )
 def refused(request: Callable[[], Json]) -> RequestRefused:
     """Return how a harmless request (a dry run) is refused, once the policy that does so is in effect."""
@@ -26,3 +31,14 @@ def refused(request: Callable[[], Json]) -> RequestRefused:
     except RequestRefused as error:
         return error
     raise NotInForce
+
+
+@retry(
+    retry=retry_if_exception_type(RequestRefused),
+    wait=wait_fixed(0.1),
+    stop=stop_after_delay(PATIENCE_S),
+    reraise=True,
+)
+def granted(request: Callable[[], Json]) -> Json:
+    """Return the answer to a request, once the right to it is in effect, or the policy against it is not."""
+    return request()

@@ -22,7 +22,7 @@ from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.object_records import ResourceClaimRecord
 from kvplace.kube.session import open_session
 from tests.manifests.conftest import STRICTLY, overlay
-from tests.manifests.policies import refused
+from tests.manifests.policies import granted, refused
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 POD = PodUid("0c5c0000-0000-4000-8000-000000000001")
@@ -196,5 +196,7 @@ def test_one_of_the_two_rights_is_not_enough(plane: ControlPlane, kept: str, mis
     subject = {"kind": "ServiceAccount", "name": account, "namespace": "kvplace-system"}
     binding = {"metadata": {"name": account}, "roleRef": role, "subjects": [subject]}
     plane.request("POST", f"{rbac}/clusterrolebindings", binding)
+    token = plane.service_account_token("kvplace-system", account)
+    granted(lambda: plane.request("GET", f"{CLAIMS}/{name}", token=token))
     with pytest.raises(KvplaceError, match=f"cannot patch resource .*{missing}"):
         as_serve(plane, name, account=account)

@@ -6,13 +6,12 @@ import secrets
 from collections.abc import Callable, Iterator
 
 import pytest
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from harness.control_plane.cluster import ControlPlane, Json, RequestRefused
 from kvplace.core.scalars import NodeName
 from kvplace.kube.migrations import PlannedMigration
 from tests.manifests.conftest import MANIFESTS
-from tests.manifests.policies import refused
+from tests.manifests.policies import granted, refused
 
 KIND = "virtualmachineinstancemigrations"
 LABELLED = 'kvplace-serve may create and delete only migrations with the label kvplace.io/move: "true"'
@@ -54,10 +53,7 @@ def serve(cluster: ControlPlane) -> Iterator[tuple[Send, str]]:
         return cluster.request(method, f"{path}{rest}", body, token=token)
 
     # The role is in effect some moments after it was stored, and so is the policy.
-    until_granted = Retrying(
-        retry=retry_if_exception_type(RequestRefused), wait=wait_fixed(0.1), stop=stop_after_delay(60)
-    )
-    until_granted(send, "POST", "?dryRun=All", migration())
+    granted(lambda: send("POST", "?dryRun=All", migration()))
     refused(lambda: send("POST", "?dryRun=All", migration(label=None)))
     yield send, path
     for file in files:

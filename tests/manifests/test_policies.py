@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from harness.control_plane.cluster import (
     MERGE_PATCH,
@@ -15,7 +14,7 @@ from harness.control_plane.cluster import (
     Json,
     RequestRefused,
 )
-from tests.manifests.policies import refused
+from tests.manifests.policies import granted, refused
 
 LEDGERS = "/apis/kvplace.io/v1alpha1/nodeledgers"
 RELEASED_AT = "kvplace.io/released-at"
@@ -266,11 +265,7 @@ def test_a_ledger_with_owners_that_is_being_deleted_keeps_its_finalizers_until_t
 
     acts("Audit")  # else it could not be deleted at all
     try:
-        for attempt in Retrying(
-            retry=retry_if_exception_type(RequestRefused), wait=wait_fixed(0.1), stop=stop_after_delay(60)
-        ):
-            with attempt:
-                cluster.request("DELETE", path)
+        granted(lambda: cluster.request("DELETE", path))
     finally:
         acts("Deny")
     unfinal = {"metadata": {"finalizers": None}}

@@ -10,6 +10,7 @@ import yaml
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from harness.control_plane.cluster import ControlPlane, Json
+from harness.waiting import PATIENCE_S
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.session import open_session
@@ -107,7 +108,7 @@ class NotYetGranted(Exception):
 @retry(
     retry=retry_if_exception_type(NotYetGranted),
     wait=wait_fixed(0.1),
-    stop=stop_after_delay(30),
+    stop=stop_after_delay(PATIENCE_S),
     reraise=True,
 )
 async def denied_without(

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from harness.control_plane.server_process import reserve_port
 from harness.waiting import PATIENCE_S, wait_until
-from tests.cli.live_cluster.small_cluster import MANIFESTS, Call, SmallCluster
+from tests.cli.live_cluster.small_cluster import MANIFESTS, OURS, Call, SmallCluster
+from tests.manifests.policies import granted
 from tests.web.map_process import map_process
 
 NO_BROWSER = "--no-browser"
@@ -35,6 +37,8 @@ def viewers_kubeconfig(cluster: SmallCluster) -> Path:
         *("create", "clusterrolebinding", cluster.namespace, "--clusterrole=kvplace-viewer"),
         f"--serviceaccount={cluster.namespace}:viewer",
     )
+    token = cluster.plane.service_account_token(cluster.namespace, "viewer")
+    granted(lambda: cluster.plane.request("GET", f"{OURS}/nodeledgers", token=token))
     return cluster.plane.service_account_kubeconfig(cluster.namespace, "viewer")
 
 
@@ -80,9 +84,11 @@ def test_a_port_that_is_taken_is_named(on_cluster: Call) -> None:
 
 
 def test_the_port_can_be_chosen_and_the_token_left_out(viewers_kubeconfig: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with map_process(viewers_kubeconfig, NO_BROWSER, "--port", str(port), "--no-token") as process:
+    reservation, port = reserve_port()
+    with (
+        reservation,
+        map_process(viewers_kubeconfig, NO_BROWSER, "--port", str(port), "--no-token") as process,
+    ):
         assert process.url == f"http://127.0.0.1:{port}/"
         read(f"http://127.0.0.1:{port}/api/cluster")
 
@@ -113,15 +119,17 @@ def test_where_there_is_no_screen_the_url_is_left_to_the_user(viewers_kubeconfig
 
 
 def test_another_run_does_not_answer_to_the_old_url(viewers_kubeconfig: Path) -> None:
-    with map_process(viewers_kubeconfig, NO_BROWSER) as process:
-        old = process.url
-        port = old.split(":")[2].split("/")[0]
-        process.end()
-    with (
-        map_process(viewers_kubeconfig, NO_BROWSER, "--port", port),
-        pytest.raises(urllib.error.HTTPError, match="403"),
-    ):
-        read(f"{old}api/cluster")
+    reservation, port = reserve_port()
+    options = (NO_BROWSER, "--port", str(port))
+    with reservation:
+        with map_process(viewers_kubeconfig, *options) as process:
+            old = process.url
+            process.end()
+        with (
+            map_process(viewers_kubeconfig, *options),
+            pytest.raises(urllib.error.HTTPError, match="403"),
+        ):
+            read(f"{old}api/cluster")
 
 
 def _wait_for(file: Path) -> None:
