@@ -475,7 +475,8 @@ async def test_a_request_given_up_in_its_handshake_leaves_no_connection(control_
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await session.close()
-        assert open_sockets() == before, f"given up after {rounds} rounds of the loop"
+        # Of those before, the garbage collector may have closed some meanwhile.
+        assert open_sockets() <= before, f"given up after {rounds} rounds of the loop"
         rounds += 5
 
 
