@@ -248,8 +248,7 @@ class HollowNodes:
     async def _reject(self, pod: Json, status: Json) -> None:
         path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}/status"
         body = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
-        with contextlib.suppress(ApiRefused):  # it is gone
-            await self.client.request("PATCH", path, body, STRATEGIC_MERGE_PATCH)
+        await self.client.persist("PATCH", path, body, STRATEGIC_MERGE_PATCH)
 
     async def _play(self, pod: HollowPod) -> None:
         try:

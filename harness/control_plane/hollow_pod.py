@@ -13,11 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
-
 from harness.control_plane.container_life import ContainerLife, Json, Timing
 from harness.control_plane.containers import ContainerRequest, ContainerRunner, NotStarted
-from harness.control_plane.kube_stream import STRATEGIC_MERGE_PATCH, ApiRefused, KubeClient
+from harness.control_plane.kube_stream import STRATEGIC_MERGE_PATCH, KubeClient
 from harness.control_plane.pod_files import NotPlayed, PodVolumes, environment, expand
 from harness.control_plane.pod_status import RUN_CONTAINER_ERROR, Addresses, PodContainers, StatusReading
 
@@ -192,29 +190,13 @@ class HollowPod:
         if self._is_gone or status == self._written:
             return
         body = {"metadata": {"uid": self.uid}, "status": status}
-        if await self._persist("PATCH", f"{self.path}/status", body, STRATEGIC_MERGE_PATCH):
+        if await self._kubelet.client.persist("PATCH", f"{self.path}/status", body, STRATEGIC_MERGE_PATCH):
             self._written = status
 
     async def _delete(self) -> None:
         if not self._is_gone:
             body = {"gracePeriodSeconds": 0, "preconditions": {"uid": self.uid}}
-            await self._persist("DELETE", self.path, body, "application/json")
-
-    async def _persist(self, method: str, path: str, body: Json, content_type: str) -> bool:
-        """Send a request until it is answered; False when the pod is gone or is another one by now."""
-        while True:
-            try:
-                await self._kubelet.client.request(method, path, body, content_type)
-            except ApiRefused as refused:
-                if refused.status in {404, 409}:
-                    return False
-                if refused.status < 500 and refused.status != 429:
-                    raise
-            except (aiohttp.ClientError, OSError):
-                pass
-            else:
-                return True
-            await asyncio.sleep(0.2)
+            await self._kubelet.client.persist("DELETE", self.path, body)
 
 
 def _has_started(life: ContainerLife) -> bool:

@@ -81,6 +81,24 @@ class KubeClient:
         exchange.add_done_callback(self._exchanged)
         return await asyncio.shield(exchange)
 
+    async def persist(
+        self, method: str, path: str, body: Json, content_type: str = "application/json"
+    ) -> bool:
+        """Send a request until it is answered; False when its object is gone or is another one by now."""
+        while True:
+            try:
+                await self.request(method, path, body, content_type)
+            except ApiRefused as refused:
+                if refused.status in {404, 409}:
+                    return False
+                if refused.status < 500 and refused.status != 429:
+                    raise
+            except (aiohttp.ClientError, OSError):
+                pass
+            else:
+                return True
+            await asyncio.sleep(0.2)
+
     def _exchanged(self, exchange: asyncio.Future[Json]) -> None:
         self._exchanges.discard(exchange)
         if not exchange.cancelled():

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from harness.control_plane.cluster import ControlPlane
-from harness.control_plane.kube_stream import STRATEGIC_MERGE_PATCH, ApiRefused, KubeClient
+from harness.control_plane.kube_stream import STRATEGIC_MERGE_PATCH, KubeClient
 from harness.control_plane.kubevirt_parts import NAMESPACE as KUBEVIRT
 from harness.loop_thread import loop_thread
 from kvplace.core.well_known_names import PINNED
@@ -102,12 +102,10 @@ class PlayedVms:
         times = [*before, {"phase": phase, "phaseTransitionTimestamp": _now()}]
         body = {"status": {"phase": phase, "phaseTransitionTimestamps": times}}
         path = f"{self._vmis}/{vmi['metadata']['name']}"
-        with contextlib.suppress(ApiRefused):  # it is gone
-            await self._virt_handler.request("PATCH", path, body, _MERGE_PATCH)
+        await self._virt_handler.persist("PATCH", path, body, _MERGE_PATCH)
 
     async def _ask(self, method: str, path: str, body: Json, content: str = "application/json") -> None:
-        with contextlib.suppress(ApiRefused):  # it is gone
-            await self._client.request(method, path, body, content)
+        await self._client.persist(method, path, body, content)
 
     def _once(self, what: str, uid: str, work: Coroutine[Any, Any, None]) -> None:
         if (what, uid) in self._done:
