@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from harness.control_plane.watching import is_ready, wait_for
@@ -38,6 +40,13 @@ def log_end(cluster: RealCluster, pod: Json, container: str) -> str:
     return "\n".join((f"{pod['metadata']['name']} printed:", *printed(cluster, pod, container)[-40:]))
 
 
+def kill_all(pids: Iterable[int]) -> None:
+    """Kill processes as a crash would; one of them may end with another."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 class Serve:
     """All replicas of `serve`, ready to be killed at any moment."""
 
@@ -58,8 +67,7 @@ class Serve:
         The kubelet restarts a container at once only the first time: another pod replaces one that was
         restarted before.
         """
-        for pid in self._pids:
-            os.kill(pid, signal.SIGKILL)
+        kill_all(self._pids)
         again = {pod["metadata"]["uid"]: restarts(pod) for pod in self._pods}
         for pod in self._pods:
             if again[pod["metadata"]["uid"]]:
@@ -79,8 +87,7 @@ class Serve:
 def kill_container(cluster: RealCluster, namespace: str, pod: Json, container: str) -> None:
     """Kill its processes as a crash would, and wait until the kubelet has it ready again."""
     node = cluster.nodes[pod["spec"]["nodeName"]]
-    for pid in ContainerInKernel.of_pod(node.sandbox, pod, container).pids():
-        os.kill(pid, signal.SIGKILL)
+    kill_all(ContainerInKernel.of_pod(node.sandbox, pod, container).pids())
     before = restarts(pod)
     wait_for(
         cluster.plane,

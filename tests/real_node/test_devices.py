@@ -244,17 +244,14 @@ def test_the_addresses_of_devices_are_in_the_environment_of_their_container(
     assert not isinstance(outcome, str)
     addresses = [device.address for device in outcome]
     assert addresses == ["0000:01:00.1", "0000:01:00.2"]
-    said: list[str] = []
+    variables: dict[str, str] = {}
 
-    def has_printed() -> bool:
-        try:
-            said[:] = node.plane.kubectl("logs", "--namespace", namespace, "pod").splitlines()
-        except Exception:  # the container has not started yet
-            return False
-        return bool(said)
+    def has_printed_it() -> bool:
+        printed = node.plane.kubectl("logs", "--namespace", namespace, "pod")  # fails before it has started
+        variables.update(dict(line.split("=", 1) for line in printed.splitlines() if "=" in line))
+        return "PCIDEVICE_KVPLACE_TEST_VF" in variables
 
-    _until(has_printed)
-    variables = dict(line.split("=", 1) for line in said if "=" in line)
+    _until(has_printed_it)
     assert sorted(variables["PCIDEVICE_KVPLACE_TEST_VF"].split(",")) == addresses
 
 

@@ -10,6 +10,7 @@ import yaml
 from harness.control_plane.watching import condition, wait_for
 from harness.kvplace_cluster.vms import VMIS, VMS
 from harness.real_node.kernel_view import ContainerInKernel
+from harness.waiting import wait_until
 from kvplace.core.cpuset import parse_cpu_list
 from tests.real_node.vms import LEDGERS, PINNED, SMALL_DOMAIN, TOPOLOGIES, Vms, ledger
 
@@ -68,8 +69,11 @@ def test_busy_containers_are_off_the_vms_cpu_the_running_one_and_the_new_one_fro
     (own,) = {cpus.bit_length() - 1 for cpus in vm.threads().vcpus().values()}
     after = vms.busy_pod("after", "n1")
 
-    first_words = vms.cluster.plane.kubectl("logs", "--namespace", vms.namespace, "after")
-    allowed = parse_cpu_list(first_words.split()[1])
+    def first_words() -> list[str]:
+        return vms.cluster.plane.kubectl("logs", "--namespace", vms.namespace, "after").split()
+
+    wait_until(first_words, lambda: "the container has printed nothing")
+    allowed = parse_cpu_list(first_words()[1])
     assert allowed == 0b11 & ~(1 << own)
     assert before.cpus() == after.cpus() == allowed
 

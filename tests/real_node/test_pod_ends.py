@@ -11,7 +11,7 @@ from typing import Any
 from harness.control_plane.watching import is_ready, wait_for
 from harness.real_node.kernel_view import ContainerInKernel
 from harness.waiting import wait_until
-from tests.real_node.killing import log_end, printed
+from tests.real_node.killing import kill_all, log_end, printed
 from tests.real_node.vms import (
     HOOK,
     LEDGERS,
@@ -55,8 +55,7 @@ def test_a_sidecar_that_crashes_comes_back_beside_its_vm(vms: Vms) -> None:
     vm = vms.start("lasts")
     vm.pinned()
     qemu, pod = vm.compute.qemu(), vm.pod()
-    for pid in ContainerInKernel.of_pod(vm.node.sandbox, pod, HOOK).pids():
-        os.kill(pid, signal.SIGKILL)
+    kill_all(ContainerInKernel.of_pod(vm.node.sandbox, pod, HOOK).pids())
     wait_for(
         vms.cluster.plane,
         vms.pods,

@@ -114,6 +114,7 @@ def send_agents_to(cluster: RealCluster, label: str | None) -> None:
             seen["status"].get("observedGeneration") == seen["metadata"]["generation"]
             and seen["status"].get("numberReady", 0) == wanted
             and seen["status"].get("currentNumberScheduled", 0) == wanted
+            and seen["status"].get("numberMisscheduled", 0) == 0  # those that go have ended
             and seen["status"].get("updatedNumberScheduled", 0) == wanted
         ),
     )

@@ -75,15 +75,15 @@ def test_files_written_in_it_are_not_written_on_this_machine(sandbox: Sandbox) -
 _TELL_WHO_CONNECTS = """
 import socket, sys
 listening = socket.create_server((sys.argv[1], 0))
-print("port", listening.getsockname()[1])
-print("from", listening.accept()[1][0])
+print(f"port {listening.getsockname()[1]}")
+print(f"from {listening.accept()[1][0]}")
 """
 _CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2]))).recv(1)"
 
 
 def test_a_server_can_be_killed_and_orphans_are_reaped(sandbox: Sandbox) -> None:
-    server = sandbox.start("shell", "sh", "-c", "sleep 1000 & echo started; wait")
-    server.wait_until(lambda: "started" in server.log_tail(), "child")
+    server = sandbox.start("shell", "sh", "-c", "sleep 1000 & wait")
+    server.wait_until(lambda: "sleep" in sandbox.run("ps", "-e"), "child")
     pid = server.program_pid
     server.kill()
 
