@@ -225,6 +225,9 @@ class KubeVirt:
             # Its metrics need certificates that do not exist here, so no test reads them.
             "--listen=127.0.0.1",
             "--port=0",
+            # It ends when it has lost its lease; a test pauses it, and a busy machine may, too.
+            "--leader-elect-lease-duration=1h",
+            "--leader-elect-renew-deadline=30m",
             SIDECAR_SHIM_IMAGE="kubevirt.test/sidecar-shim",
         )
 

@@ -68,7 +68,7 @@ class EmulatedMachine:
         with selectors.DefaultSelector() as selector, _end_of(self._qemu) as ended:
             selector.register(listener, selectors.EVENT_READ)
             selector.register(ended, selectors.EVENT_READ)
-            if listener not in [key.fileobj for key, _ in selector.select(_GRACE_S)]:
+            if listener not in [key.fileobj for key, _ in selector.select(_BOOT_S)]:
                 raise self._died("did not start")
         self._connection, _ = listener.accept()
         self._channel = SocketIO(self._connection, "rw")

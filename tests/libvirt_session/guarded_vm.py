@@ -227,7 +227,7 @@ async def guarded(
         events,
         written,
         mounted=MOUNTED,
-        libvirt=LibvirtPins(socket=session.uri.partition("socket=/")[2], answer_within_s=3),
+        libvirt=LibvirtPins(socket=session.uri.partition("socket=/")[2], answer_within_s=PATIENCE_S),
         clock=clock,
     )
     for store in own.stores:
