@@ -90,15 +90,18 @@ class Deliveries(Generic[T]):
         self._due: dict[PodUid, _Due[T]] = {}
         self._used: dict[PodUid, float] = {}
         """Until when the deliveries of a pod would have lasted at its share of the time."""
+        self._delivered: _Due[T] | None = None
+        """The delivery that is under way."""
         self._changed = asyncio.Event()
 
-    def put(self, uid: PodUid, value: T) -> None:
+    def put(self, uid: PodUid, value: T, *, undone: bool = False) -> None:
         """Deliver a value soon, instead of any other for the same pod.
 
-        The same value again does not shorten the time until a failed delivery is tried again.
+        The same value again does not shorten the time until a failed delivery is tried again. If its effect
+        was undone, it is delivered once more after a delivery that is under way.
         """
         due = self._due.get(uid)
-        if due is None or due.value != value:
+        if due is None or due.value != value or (undone and due is self._delivered):
             self._due[uid] = _Due(value, self._earliest(uid), self._again_s)
             self._changed.set()
 
@@ -122,6 +125,7 @@ class Deliveries(Generic[T]):
     async def _try(self, uid: PodUid, due: _Due[T]) -> None:
         loop = asyncio.get_running_loop()
         again, began = None, loop.time()
+        self._delivered = due
         try:
             await self._deliver(uid, due.value)
         except Refused as error:
@@ -129,9 +133,10 @@ class Deliveries(Generic[T]):
         except KvplaceError as error:
             log.warning("tried again in %g s: %s", due.pause, error, extra={"uid": uid})
             again = _Due(due.value, loop.time() + due.pause, min(due.pause * 2, self._longest_s))
+        self._delivered = None
         self._charge(uid, began, loop.time())
         newest = self._due.pop(uid, None)
-        if newest is not due and newest is not None:
+        if newest is not None and newest is not due and (again is None or newest.value != due.value):
             again = replace(newest, at=self._earliest(uid))
         if again is not None and newest is not None:
             self._due[uid] = again

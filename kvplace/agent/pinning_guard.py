@@ -237,7 +237,7 @@ class PinningGuard:
         """Report repairs to libvirt, and drift to users."""
         plan = finding.plan
         if finding.pins is not None:
-            self._pins.put(plan.uid, (finding.pid, finding.pins))
+            self._pins.put(plan.uid, (finding.pid, finding.pins), undone=bool(finding.drift))
         if not finding.drift:
             return
         repaired = not set(finding.drift) & set(finding.differences)

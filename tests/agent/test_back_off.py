@@ -66,6 +66,37 @@ async def test_the_same_value_again_does_not_hasten_a_failed_delivery() -> None:
     assert receiver.taken == [(B, 9), (A, 2)]
 
 
+async def test_a_value_that_was_undone_during_its_delivery_is_delivered_once_more() -> None:
+    receiver = Receiver()
+    receiver.open.clear()
+    deliveries = Deliveries(receiver.take)
+    async with running(deliveries):
+        deliveries.put(A, 1)
+        await receiver.asked_times(1)
+        deliveries.put(A, 1)
+        deliveries.put(A, 1, undone=True)
+        receiver.open.set()
+        await receiver.asked_times(1)
+        await asyncio.sleep(0)
+    assert receiver.taken == [(A, 1), (A, 1)]
+
+
+async def test_an_undone_value_does_not_hasten_its_failed_delivery() -> None:
+    receiver = Receiver()
+    receiver.errors = [Unavailable("away")]
+    receiver.open.clear()
+    deliveries = Deliveries(receiver.take, again_s=60)
+    async with running(deliveries):
+        deliveries.put(A, 1)
+        await receiver.asked_times(1)
+        deliveries.put(A, 1, undone=True)
+        receiver.open.set()
+        deliveries.put(B, 9)
+        await receiver.asked_times(1)
+        await asyncio.sleep(0)
+    assert receiver.taken == [(B, 9)]
+
+
 async def test_a_value_that_is_replaced_before_its_turn_is_not_delivered() -> None:
     receiver = Receiver()
     deliveries = Deliveries(receiver.take)
