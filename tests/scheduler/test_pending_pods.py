@@ -197,6 +197,30 @@ async def test_pods_without_a_request_are_not_planned_with_others(cluster: Fault
         assert [pod.name for pod in pending.waiting.of_shape(b"one")] == ["vm"]
 
 
+def test_a_planned_hold_lasts_its_whole_time_again_from_the_question_on() -> None:
+    now = [0.0]
+    pending = pending_pods(clock=lambda: now[0])
+    pending.hold(hold("n", "pod", 0), planned=True)
+    now[0] = 2.0
+    pending.asked(PodUid("pod"))
+    now[0] = 4.9
+    pending.drop_expired()
+    assert len(pending.held_on(NodeName("n"))) == 1
+    now[0] = 5.1
+    pending.drop_expired()
+    assert not pending.held_on(NodeName("n"))
+
+
+def test_every_second_refusal_in_a_row_of_the_nominated_node_is_the_one_that_counts() -> None:
+    now = [0.0]
+    pending = pending_pods(clock=lambda: now[0])
+    record = pending.record(PodUid("pod"))
+    assert [pending.nominated_refused_twice(record) for _ in range(4)] == [False, True, False, True]
+    pending.nominated_refused_twice(record)
+    now[0] = 60.0
+    assert not pending.nominated_refused_twice(record)
+
+
 def test_nodes_with_plans_are_those_of_planned_holds_until_kube_scheduler_has_asked() -> None:
     pending = pending_pods()
     pending.hold(hold("asked", "a", 0))

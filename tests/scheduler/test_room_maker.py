@@ -9,15 +9,21 @@ import pytest
 
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Forbidden
+from kvplace.core.free_resources import MemoryInUse
+from kvplace.core.node_devices import DeviceReport, NodeDevices, TopologyPolicy
 from kvplace.core.request import Policy
+from kvplace.core.scalars import Bytes, NumaId, ResourceName
 from kvplace.core.well_known_names import RELOCATED
 from kvplace.kube.events import EventReason
 from kvplace.kube.object_records import ResourceClaimRecord
+from kvplace.nodes.movable_vms import MovableVms
+from kvplace.nodes.node_machine import NodeSnapshot
 from kvplace.scheduler.extender import ExtenderSettings
 from kvplace.scheduler.limits import AT_ONCE, MOVES_S, PAUSE_S
 from kvplace.scheduler.room_maker import MakeRoom
 from tests.controller.relocations import SHARE, NodeAgent, edit, until_written
 from tests.controller.replicas import asking_pod, replica
+from tests.kube.example_claims import claim
 from tests.kube.faults import Operation
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import TWO
@@ -68,6 +74,30 @@ async def test_room_is_made_in_the_pool_of_a_numa_vm_which_keeps_one_core(
         await one.until(lambda: moved(agent))
         await moved_and_bound(one, agent, big)
         assert agent.stored(big).placement.owned.bit_count() == 6
+
+
+@pytest.mark.parametrize("holds", [[], ["waiting"], ["stored"], ["waiting", "stored"]])
+async def test_the_search_for_room_counts_the_same_resources_as_free_as_every_decision(
+    cluster: FaultyCluster, agent: NodeAgent, holds: list[str]
+) -> None:
+    vf = (ResourceName("intel.com/vf"), NumaId(0), 2)
+    agent.devices = DeviceReport(NodeDevices.all_free([vf], TopologyPolicy()))
+    async with replica(cluster, extending=AUTOMATIC) as one:
+        (left, _) = await halved(one, agent, movable=True)
+        await running(one, agent, "pool", 2, policy=Policy.NUMA)
+        in_use = MemoryInUse({NumaId(1): Bytes(1 << 30)})
+        cluster._put_topology(replace(cluster._topologies.records[N1], in_use=in_use))
+        await asyncio.sleep(1)
+        free = one.cache.ledger(N1).claims[left.uid].owned
+        taken = {"waiting": claim("waiting", 15), "stored": one.cache.ledger(N1).claims[left.uid]}
+        held = [taken[name] for name in holds]
+        node = MovableVms(one.cache).crowded(N1, held)
+        snapshot = one.cache.snapshot(N1, held)
+        assert node is not None
+        assert isinstance(snapshot, NodeSnapshot)
+        assert node.free == snapshot.free
+        assert node.free.devices is not None
+        assert not node.free.cpus & free
 
 
 @pytest.mark.parametrize("staying", [0, 1])

@@ -14,7 +14,7 @@ from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.extender import ExtenderSettings
 from kvplace.scheduler.limits import MOST_PER_HOUR, SEARCH_S, SOON_S
 from kvplace.scheduler.room_maker import MakeRoom
-from tests.controller.relocations import NodeAgent
+from tests.controller.relocations import NodeAgent, edit
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.scheduler.crowded_node import notes
@@ -104,7 +104,7 @@ async def test_a_vm_that_has_just_started_migrates_as_soon_as_it_can(
         assert len(virt.created) == 1
 
 
-@pytest.mark.parametrize("why", ["disks", "no condition for long"])
+@pytest.mark.parametrize("why", ["disks", "no condition for long", "annotations removed"])
 async def test_a_vm_that_never_can_migrate_is_searched_for_no_more_often_than_others(
     cluster: FaultyCluster, agents: dict[str, NodeAgent], why: str
 ) -> None:
@@ -116,12 +116,16 @@ async def test_a_vm_that_never_can_migrate_is_searched_for_no_more_often_than_ot
         for vm in small:
             cluster._put_pod(replace(cluster._pod(vm.namespace, vm.name), created=cluster.time()))
             cluster.put_running_vmi(vm.vmi, vm.vmi_uid, status={"conditions": conditions})
+            if why == "annotations removed":
+                edit(cluster, vm, {})
         if why == "no condition for long":
             await asyncio.sleep(300)
         put_waiting(one)
         await asyncio.sleep(TRY_S + 1)
         for vm in small:
             cluster.put_running_vmi(vm.vmi, vm.vmi_uid)
+            if why == "annotations removed":
+                edit(cluster, vm, {"cpu-set": "one-socket", "kvplace.io/movable": "nodes"})
         await asyncio.sleep(SEARCH_S - TRY_S)
         assert virt.created == []
         await virt.until_created()
