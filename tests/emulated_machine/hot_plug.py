@@ -25,9 +25,11 @@ async def _online_sets(switch: Path) -> list[CpuMask]:
     async with in_background(watch.run()):
         await asyncio.sleep(0)  # the watch has begun
         for state in ("0", "1"):
-            changed.clear()
+            before = watch.machine.topology.cpus
             await asyncio.to_thread(switch.write_text, state)
             async with asyncio.timeout(PATIENCE_S):
-                await changed.wait()
+                while watch.machine.topology.cpus == before:  # other changes are noticed, too
+                    changed.clear()
+                    await changed.wait()
             found.append(watch.machine.topology.cpus)
     return found
