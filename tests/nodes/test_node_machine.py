@@ -14,8 +14,9 @@ from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.node_devices import DeviceCount, DeviceReport, NodeDevices, PodDevice, TopologyPolicy
 from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import DeviceNuma, PinningOptions, Request
+from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import Bytes, CpuMask, NodeName, NumaId, PodUid, ResourceName
-from kvplace.kube.object_records import LedgerRecord, NodeRecord, TopologyRecord
+from kvplace.kube.object_records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.node_machine import (
     NOT_DESCRIBED,
     NOT_KNOWN,
@@ -24,6 +25,7 @@ from kvplace.nodes.node_machine import (
     Unusable,
     answer_of,
     machine_of_node,
+    request_of,
     snapshot_of,
 )
 from tests.core.machines import GIB
@@ -116,6 +118,15 @@ def test_memory_that_others_use_is_not_free() -> None:
         (node, Bytes(count - GIB if node == 0 else count)) for node, count in plain.memory
     )
     assert not record.allows_same_placements(replace(record, in_use=MemoryInUse()))
+
+
+@pytest.mark.parametrize("state", ["gone", "ended", "without a request", "unreadable", "running"])
+def test_only_a_pod_with_a_request_that_has_not_ended_takes_devices(state: str) -> None:
+    request = Request(1, PinningOptions(), devices={VF: 1})
+    asked = {"without a request": "", "unreadable": "{"}.get(state, write_request(PodRequest(request)))
+    phase = "Succeeded" if state == "ended" else "Running"
+    pod = PodRecord("default", "pod", PodUid("uid"), NodeName("n"), phase, request=asked)
+    assert request_of(None if state == "gone" else pod) == (request if state == "running" else None)
 
 
 def test_devices_of_pods_that_are_bound_count_as_taken_until_the_agent_reports_them() -> None:

@@ -11,12 +11,13 @@ from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Forbidden
 from kvplace.core.free_resources import MemoryInUse
 from kvplace.core.node_devices import DeviceReport, NodeDevices, TopologyPolicy
-from kvplace.core.request import Policy
+from kvplace.core.request import Policy, Scope
 from kvplace.core.scalars import Bytes, NumaId, ResourceName
 from kvplace.core.well_known_names import RELOCATED
 from kvplace.kube.events import EventReason
 from kvplace.kube.object_records import ResourceClaimRecord
 from kvplace.nodes.movable_vms import MovableVms
+from kvplace.nodes.node_cache import PEACE_S
 from kvplace.nodes.node_machine import NodeSnapshot
 from kvplace.scheduler.extender import ExtenderSettings
 from kvplace.scheduler.limits import AT_ONCE, MOVES_S, PAUSE_S
@@ -366,6 +367,23 @@ async def test_two_replicas_move_one_vm_at_a_time_on_a_node(cluster: FaultyClust
         await one.until(lambda: moved(agent))
         await asyncio.sleep(30)
         assert len(moved(agent)) == 1
+
+
+async def test_a_vm_that_was_edited_moves_within_its_present_scope(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster, extending=AUTOMATIC) as one:
+        edited, _ = await halved(one, agent, movable=True)
+        edit(cluster, edited, {"cpu-set": "any", "kvplace.io/smt": "require", "kvplace.io/movable": "true"})
+        await until_written(one, agent, edited, 2)
+        agent.carry_out(edited)
+        await one.until(lambda: agent.ledger.claims[edited.uid].relocation is None)
+        await asyncio.sleep(PEACE_S)
+        node = MovableVms(one.cache).crowded(N1, [])
+        assert node is not None
+        scopes = {vm.id: vm.request.options.scope for vm in node.running if vm.movable}
+        assert scopes == {vm: Scope.ANY if vm == edited.uid else Scope.ONE_SOCKET for vm in scopes}
+        assert len(scopes) == 2
 
 
 async def test_a_vm_whose_relocation_stays_open_does_not_stop_the_moves_of_others(
