@@ -20,7 +20,6 @@ from kvplace.kube.concurrency import Turns
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable, answer_of
 from kvplace.scheduler.ranking import (
     KnownRefusal,
-    NodeState,
     NodeStates,
     Ranking,
     RememberedAnswers,
@@ -64,7 +63,7 @@ class FitTable:
         """
         asked = self.set_of(names)
         return await Turns().decide(
-            lambda budget: self._best(asked, preferred, self._ranking(asked, request, budget), budget)
+            lambda budget: self._ranking(asked, request, budget).best(asked, preferred, self._states, budget)
         )
 
     async def two_best(
@@ -75,8 +74,8 @@ class FitTable:
 
         def choose(budget: TurnBudget) -> tuple[Candidate | None, Candidate | None]:
             ranking = self._ranking(asked, request, budget)
-            best = self._best(asked, preferred, ranking, budget)
-            return best, ranking.best(asked - {best.node}, budget) if best is not None else None
+            best = ranking.best(asked, preferred, self._states, budget)
+            return best, ranking.first(asked - {best.node}, budget) if best is not None else None
 
         return await Turns().decide(choose)
 
@@ -127,21 +126,6 @@ class FitTable:
         if asked is not self._asked and asked != self._asked:
             self._asked = asked
         return self._asked
-
-    def _best(
-        self,
-        asked: frozenset[NodeName],
-        preferred: AbstractSet[NodeName],
-        ranking: Ranking,
-        budget: TurnBudget,
-    ) -> Candidate | None:
-        best = ranking.best(asked, budget)
-        if best is None or best.node in preferred:
-            return best
-        states = ((node, self._states.of_node[node]) for node in preferred & asked)
-        return ranking.prefer(
-            best, ((node, state) for node, state in states if isinstance(state, NodeState)), budget
-        )
 
     def _answers(
         self, names: Collection[NodeName], ranking: Ranking, budget: TurnBudget

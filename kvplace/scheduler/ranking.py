@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -272,7 +273,35 @@ class Ranking:
                 self._order += entered
                 self._order.sort()
 
-    def best(self, asked: frozenset[NodeName], budget: TurnBudget) -> Candidate | None:
+    def best(
+        self,
+        asked: frozenset[NodeName],
+        preferred: AbstractSet[NodeName],
+        states: NodeStates,
+        budget: TurnBudget,
+    ) -> Candidate | None:
+        """Choose the best of the asked nodes, or a preferred one of them that is near enough to it.
+
+        None if none of them can hold the VM.
+        """
+        best = self.first(asked, budget)
+        if best is None or best.node in preferred:
+            return best
+        standing = best.fit.standing(self._strategy)
+        limit = near_enough(standing, self._strategy)
+        near: list[Candidate] = []
+        for name in preferred & asked if limit != standing else ():
+            state = states.of_node[name]
+            if isinstance(state, Unusable):
+                continue
+            bound = self._bound.of(state.counts)
+            if bound is not None and bound < limit:
+                answer = self._answer(state, budget)
+                if isinstance(answer, Fit) and answer.standing(self._strategy) < limit:
+                    near.append(Candidate(name, answer))
+        return best_candidate(near, self._strategy) or best
+
+    def first(self, asked: frozenset[NodeName], budget: TurnBudget) -> Candidate | None:
         """Choose the best of the asked nodes; None if none of them can hold the VM."""
         best: tuple[Standing, NodeName, Fit] | None = None
         order, index = self._order, 0
@@ -297,23 +326,6 @@ class Ranking:
                 if isinstance(answer, Fit):
                     insort(order, (answer.standing(self._strategy), entered_as, number, answer, state))
         return Candidate(best[1], best[2]) if best is not None else None
-
-    def prefer(
-        self, best: Candidate, nodes: Iterable[tuple[NodeName, NodeState]], budget: TurnBudget
-    ) -> Candidate:
-        """Choose the best of some nodes if it is near enough to the best of all, else this one."""
-        standing = best.fit.standing(self._strategy)
-        limit = near_enough(standing, self._strategy)
-        if limit == standing:
-            return best
-        near: list[Candidate] = []
-        for name, state in nodes:
-            bound = self._bound.of(state.counts)
-            if bound is not None and bound < limit:
-                answer = self._answer(state, budget)
-                if isinstance(answer, Fit) and answer.standing(self._strategy) < limit:
-                    near.append(Candidate(name, answer))
-        return best_candidate(near, self._strategy) or best
 
     def answer_all(self, states: NodeStates, budget: TurnBudget) -> Mapping[NodeState, Fit | Refusal]:
         """Return the placement of the VM in every state, or the refusal."""
