@@ -102,7 +102,7 @@ class Topology:
         return CpuMask(self.cpus & ~self.reserved & ~self.withheld)
 
     def giving_out(self, cpus: CpuMask) -> Topology:
-        """Return the machine that gives out no CPUs but these; equal calls return one object."""
+        """Return the machine that gives out no CPUs but these; the last 1,024 results are kept."""
         return self if not self.allocatable & ~cpus else _giving_out(self, CpuMask(self.allocatable & cpus))
 
     @cached_property

@@ -185,7 +185,7 @@ async def _ended(
 
 
 async def _gone(client: ObjectClient, namespace: str, creating: asyncio.Task[str]) -> None:
-    """Delete the pod; if its creation has not been answered yet, when it has been."""
+    """Delete the pod, after the answer to its creation."""
     await asyncio.wait([creating])
     if creating.exception() is not None:
         return

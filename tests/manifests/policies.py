@@ -40,5 +40,5 @@ def refused(request: Callable[[], Json]) -> RequestRefused:
     reraise=True,
 )
 def granted(request: Callable[[], Json]) -> Json:
-    """Return the answer to a request, once the right to it is in effect, or the policy against it is not."""
+    """Repeat a request until the API server allows it, and return the answer."""
     return request()

@@ -86,16 +86,6 @@ async def test_the_first_bind_on_a_node_claims_for_all_that_are_planned_there(cl
         assert one.held() == 0
 
 
-async def test_a_claim_that_goes_along_names_its_pod_and_its_vm(cluster: Counting) -> None:
-    first, second = several(cluster, 2)
-    async with replica(cluster) as one:
-        await seen(one, 2)
-        await one.filter(first)
-        assert await one.bind(first, "a") == ""
-        along = one.claims("a")[second.uid]
-        assert (along.namespace, along.pod, along.vmi) == (second.namespace, second.name, second.vmi)
-
-
 async def test_a_pod_that_is_claimed_along_is_sent_to_its_claim_by_every_replica(cluster: Counting) -> None:
     first, second = several(cluster, 2)
     async with replica(cluster) as one, replica(cluster) as other:
@@ -103,6 +93,8 @@ async def test_a_pod_that_is_claimed_along_is_sent_to_its_claim_by_every_replica
         await one.filter(first)
         assert await one.bind(first, "a") == ""
         await other.until(lambda: other.cache.ledgers.nodes_claimed_by(second.uid))
+        along = other.claims("a")[second.uid]
+        assert (along.namespace, along.pod, along.vmi) == (second.namespace, second.name, second.vmi)
         assert (await other.filter(second)).names == ["a"]
         assert await other.bind(second, "a") == ""
         assert cluster.placement(second.name).placement.cpus == 0b1100

@@ -197,7 +197,7 @@ async def test_pods_without_a_request_are_not_planned_with_others(cluster: Fault
         assert [pod.name for pod in pending.waiting.of_shape(b"one")] == ["vm"]
 
 
-def test_a_planned_hold_lasts_its_whole_time_again_from_the_question_on() -> None:
+def test_a_planned_hold_lasts_its_whole_time_from_the_question() -> None:
     now = [0.0]
     pending = pending_pods(clock=lambda: now[0])
     pending.hold(hold("n", "pod", 0), planned=True)
@@ -211,7 +211,7 @@ def test_a_planned_hold_lasts_its_whole_time_again_from_the_question_on() -> Non
     assert not pending.held_on(NodeName("n"))
 
 
-def test_every_second_refusal_in_a_row_of_the_nominated_node_is_the_one_that_counts() -> None:
+def test_the_second_of_two_refusals_of_the_nominated_node_counts() -> None:
     now = [0.0]
     pending = pending_pods(clock=lambda: now[0])
     record = pending.record(PodUid("pod"))

@@ -78,7 +78,7 @@ async def test_room_is_made_in_the_pool_of_a_numa_vm_which_keeps_one_core(
 
 
 @pytest.mark.parametrize("holds", [[], ["waiting"], ["stored"], ["waiting", "stored"]])
-async def test_the_search_for_room_counts_the_same_resources_as_free_as_every_decision(
+async def test_the_search_for_room_finds_the_same_resources_free_as_any_decision(
     cluster: FaultyCluster, agent: NodeAgent, holds: list[str]
 ) -> None:
     vf = (ResourceName("intel.com/vf"), NumaId(0), 2)
@@ -89,8 +89,8 @@ async def test_the_search_for_room_counts_the_same_resources_as_free_as_every_de
         in_use = MemoryInUse({NumaId(1): Bytes(1 << 30)})
         cluster._put_topology(replace(cluster._topologies.records[N1], in_use=in_use))
         await asyncio.sleep(1)
-        free = one.cache.ledger(N1).claims[left.uid].owned
-        taken = {"waiting": claim("waiting", 15), "stored": one.cache.ledger(N1).claims[left.uid]}
+        stored = one.cache.ledger(N1).claims[left.uid]
+        taken = {"waiting": claim("waiting", 15), "stored": stored}
         held = [taken[name] for name in holds]
         node = MovableVms(one.cache).crowded(N1, held)
         snapshot = one.cache.snapshot(N1, held)
@@ -98,7 +98,7 @@ async def test_the_search_for_room_counts_the_same_resources_as_free_as_every_de
         assert isinstance(snapshot, NodeSnapshot)
         assert node.free == snapshot.free
         assert node.free.devices is not None
-        assert not node.free.cpus & free
+        assert not node.free.cpus & stored.owned
 
 
 @pytest.mark.parametrize("staying", [0, 1])
